@@ -1,0 +1,38 @@
+"""bridle: good features and discrete codes from unlabelled audio, images and video.
+
+    import bridle
+    run = bridle.pretrain("image", dataset=my_dataset, out="runs/mine", size="tiny")
+    model = bridle.load("runs/mine")
+    codes, z = model.tokenize(x), model.encode(x)
+
+Names are imported when first used, so that `import bridle` and the command line start without loading torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bridle.api import Finished, pretrain
+    from bridle.export.model import Model, load
+
+__all__ = ["Finished", "Model", "__version__", "load", "pretrain"]
+
+_HOME = {
+    "pretrain": "bridle.api",
+    "Finished": "bridle.api",
+    "load": "bridle.export.model",
+    "Model": "bridle.export.model",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("bridle")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'bridle' has no attribute {name!r}")

@@ -1,0 +1,162 @@
+"""`bridle.pretrain`: a whole run from Python, the same that the command line starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import Dataset
+
+from bridle.config import Config, load_config, read_config
+from bridle.data.build import is_labelled, open_data
+from bridle.data.loader import measure
+from bridle.data.memory import DatasetSource
+from bridle.data.sources import Splits
+from bridle.errors import ConfigError, UsageError
+from bridle.evaluate.judge import Judge
+from bridle.export.model import Model, load
+from bridle.models.build import build_nets
+from bridle.train.interleave import Turn, has_trained_tokenizer, interleave
+from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
+from bridle.train.run import Results, Run, prepare_folder, with_statistics
+from bridle.train.runtime import Machine, StopRequest, locked
+
+
+class Finished(NamedTuple):
+    """A run that is done."""
+
+    folder: Path
+    results: dict[str, Any]  # results.json
+
+    def load(self, *, device: str = "auto") -> Model:
+        """The trained model."""
+        return load(self.folder, device=device)
+
+
+def pretrain(
+    recipe: str | Path | Config,
+    *,
+    out: str | Path,
+    dataset: Dataset[Any] | None = None,
+    test_dataset: Dataset[Any] | None = None,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
+    command: str | None = None,
+    **settings: Any,
+) -> Finished:
+    """Run Algorithm 1 (or joint training) in directory `out`, or continue the run that is there.
+
+    `dataset` is any torch Dataset whose items are tensors (C, *input) or pairs of tensor and label; the recipe's
+    geometry then follows its items. `overrides` are dotted keys ({"encoder.depth": 6} or ["encoder.depth=6"]), and
+    top-level keys may be given directly: `pretrain("image", out=…, size="tiny", seed=1, quantizer="vq")`.
+    """
+    config = recipe if isinstance(recipe, Config) else _load(recipe, dataset, overrides, settings)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError("training with several processes is not supported yet; start one process without torchrun.")
+    folder = Path(out)
+    splits = _open(config, dataset, test_dataset)
+    if len(splits.train) == 0:
+        raise UsageError("the data set is empty.")
+    machine = Machine(config.runtime)
+    progress = ProgressLine()
+    config = _complete(config, folder, splits, progress)
+    prepare_folder(folder, config, command=command)
+    with locked(folder), StopRequest().listening() as stop:
+        first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
+        nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
+        everyone = [*callbacks, *tensorboard_if_installed(folder)]
+        run = Run(folder, config, machine, splits.train, nets, stop, progress, everyone)
+        results = Results(folder / "results.json", _header(config))
+        judge = Judge(config, splits, machine, results, progress) if config.probe.enabled else None
+        for callback in everyone:
+            callback.on_start(folder=folder, config=config.model_dump(mode="json"))
+        try:
+            interleave(run, results, judge)
+        finally:
+            for callback in everyone:
+                callback.on_end()
+    return Finished(folder, results.value)
+
+
+def is_finished(folder: Path, config: Config) -> bool:
+    """Has the run in `folder` nothing left to do?"""
+    last = config.schedule.iterations
+    ends = list((folder / "checkpoints").glob(f"*-iter{last}-[ej]*-end"))
+    return bool(ends) and (not config.probe.enabled or Results(folder / "results.json", {}).has(last))
+
+
+def _load(
+    recipe: str | Path,
+    dataset: Dataset[Any] | None,
+    overrides: Mapping[str, Any] | Sequence[str],
+    settings: Mapping[str, Any],
+) -> Config:
+    given = [f"{key}={_plain(value)}" for key, value in settings.items()]
+    more = (
+        [f"{key}={_plain(value)}" for key, value in overrides.items()]
+        if isinstance(overrides, Mapping)
+        else list(overrides)
+    )
+    if dataset is None:
+        return load_config(str(recipe), [*given, *more])
+    shape = _item_shape(dataset)
+    follow = ["data.source=dataset", f"geometry.channels={shape[0]}", f"geometry.input={list(shape[1:])}"]
+    return load_config(str(recipe), [*follow, *given, *more])
+
+
+def _plain(value: Any) -> str:
+    """A Python value as YAML writes it."""
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_plain(item) for item in value) + "]"
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)
+
+
+def _item_shape(dataset: Dataset[Any]) -> tuple[int, ...]:
+    item = dataset[0]
+    x = item[0] if isinstance(item, tuple | list) else item
+    if not isinstance(x, torch.Tensor) or x.dim() < 2:
+        got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise UsageError(f"dataset[0] must be a tensor (C, *input) or a pair of it and a label; got {got}.")
+    return tuple(x.shape)
+
+
+def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[Any] | None) -> Splits:
+    if dataset is None:
+        return open_data(config)
+    shape = config.geometry.build().shape
+    test = None if test_dataset is None else DatasetSource(test_dataset, shape=shape)
+    return Splits(DatasetSource(dataset, shape=shape), test)
+
+
+def _complete(config: Config, folder: Path, splits: Splits, progress: ProgressLine) -> Config:
+    """Write into the config what a run must not lose: absolute data path, measured normalisation."""
+    if config.data.root is not None:
+        root = str(Path(config.data.root).absolute())
+        config = config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+    if config.data.mean is not None:
+        return config
+    stored = folder / "config.yaml"
+    if stored.is_file():  # measured when the run began
+        data = read_config(stored).data
+        if data.mean is None or data.std is None:
+            raise ConfigError(f"{stored}: data.mean and data.std are missing; the file was changed by hand.")
+        return with_statistics(config, data.mean, data.std)
+    moments = measure(splits.train, seed=config.seed)
+    progress.note(
+        f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "
+        f"std {[round(s, 4) for s in moments.std]}"
+    )
+    return with_statistics(config, moments.mean, moments.std)
+
+
+def _header(config: Config) -> dict[str, Any]:
+    method = "RQ" if config.quantizer.codebooks > 1 else "VQ"
+    return {"name": config.name, "title": config.data.source, "method": method, "seed": config.seed}
+
+
+__all__ = ["Finished", "is_finished", "is_labelled", "pretrain"]

@@ -1,0 +1,231 @@
+"""From a recipe name or file and `k=v` overrides to a checked Config, and back to YAML.
+
+Layers, lowest first: size preset, recipes along `extends`, the file itself, overrides. `quantizer=vq|rq|beats` is
+shorthand for the keys of that preset.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bridle.config.document import Entry, Path, Table, merge, nest, read_document, read_value
+from bridle.config.schema import Config
+from bridle.errors import ConfigError, UsageError, quoted
+
+SIZES: Mapping[str, Mapping[str, int]] = {
+    "tiny": {"encoder": 128, "depth": 4, "heads": 4, "decoder": 128, "blocks": 1, "decoder_heads": 4},
+    "small": {"encoder": 384, "depth": 12, "heads": 6, "decoder": 256, "blocks": 8, "decoder_heads": 8},
+    "base": {"encoder": 768, "depth": 12, "heads": 12, "decoder": 512, "blocks": 16, "decoder_heads": 16},
+    "large": {"encoder": 1024, "depth": 24, "heads": 16, "decoder": 512, "blocks": 16, "decoder_heads": 16},
+}
+QUANTIZERS: Mapping[str, Mapping[str, Any]] = {
+    "vq": {"codebooks": 1, "codes": 1024},
+    "rq": {"codebooks": 4, "codes": 256},
+    "beats": {"codebooks": 1, "codes": 1024, "start": "uniform", "reset_below": 0},
+}
+
+
+def recipe_names() -> list[str]:
+    """The recipes shipped with bridle."""
+    folder = resources.files("bridle.config") / "recipes"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def load_config(recipe: str | FilePath, overrides: Sequence[str] = ()) -> Config:
+    """The config of a shipped recipe or a YAML file, with overrides on top."""
+    name, text = _read(str(recipe), beside=None)
+    table = _expand_presets(_with_parents(name, text, ()))
+    return check(_lay(table, _expand_presets(_override_table(overrides))), name)
+
+
+def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
+    """The resolved config of a run directory, with overrides on top."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}.") from error
+    table = _expand_presets(read_document(text, path.name))
+    return check(_lay(table, _expand_presets(_override_table(overrides))), path.name)
+
+
+def dump_config(config: Config) -> str:
+    """The config as YAML with every value written out; `read_config` gives the same config back."""
+    lines = []
+    for key, value in config.model_dump(mode="json").items():
+        if not isinstance(value, dict):
+            lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")  # JSON is YAML 1.2
+            continue
+        lines.append(f"{key}:")
+        lines.extend(f"  {inner}: {json.dumps(item, ensure_ascii=False)}" for inner, item in value.items())
+    return "\n".join(lines) + "\n"
+
+
+def differences(a: Config, b: Config) -> list[str]:
+    """Dotted keys in which two configs differ, with both values."""
+
+    def leaves(value: Any, path: Path) -> dict[Path, Any]:
+        if not isinstance(value, dict):
+            return {path: value}
+        return {k: v for key, item in value.items() for k, v in leaves(item, (*path, key)).items()}
+
+    left, right = leaves(a.model_dump(mode="json"), ()), leaves(b.model_dump(mode="json"), ())
+    return [
+        f"{'.'.join(path)}: {left.get(path)} against {right.get(path)}"
+        for path in left | right
+        if left.get(path) != right.get(path)
+    ]
+
+
+def check(table: Table, name: str) -> Config:
+    """Validate a table; every problem becomes a ConfigError that names file, line and key."""
+    size_entry = table.get(("size",))
+    size = size_entry.value if size_entry else "tiny"
+    if isinstance(size, str) and size in SIZES:
+        table = merge(_size_table(size), table)
+    try:
+        return Config.model_validate(nest({path: _tupled(entry) for path, entry in table.items()}))
+    except ValidationError as error:
+        # Members of a union each report the same key; the first word on a key is enough.
+        told = {_known_part(tuple(map(str, p["loc"])), p["type"]): p for p in reversed(error.errors())}
+        raise ConfigError("\n".join(_explain(p, table, name) for p in list(told.values())[::-1][:5])) from None
+
+
+def _size_table(size: str) -> Table:
+    s = SIZES[size]
+    values = {
+        ("encoder", "width"): s["encoder"], ("encoder", "depth"): s["depth"], ("encoder", "heads"): s["heads"],
+        ("decoder", "width"): s["decoder"], ("decoder", "depth"): s["blocks"], ("decoder", "heads"): s["decoder_heads"],
+        ("estimator", "width"): s["encoder"], ("estimator", "depth"): 3, ("estimator", "heads"): s["heads"],
+    }  # fmt: skip
+    return {path: Entry(value, f"size '{size}'") for path, value in values.items()}
+
+
+def _lay(below: Table, above: Table) -> Table:
+    """Merge two layers; a length given in steps above replaces one given in epochs below, and the other way round."""
+    twins = {"steps": "epochs", "epochs": "steps", "warmup_steps": "warmup_epochs", "warmup_epochs": "warmup_steps"}
+    replaced = {(*path[:-1], twins[path[-1]]) for path, e in above.items() if path[-1] in twins and e.value is not None}
+    return merge({path: entry for path, entry in below.items() if path not in replaced}, above)
+
+
+def _read(recipe: str, beside: FilePath | None) -> tuple[str, str]:
+    path = FilePath(recipe)
+    if recipe.endswith((".yaml", ".yml")):
+        path = beside / path if beside is not None else path
+        try:
+            return str(path), path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise UsageError(f"{path}: no such file.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}.") from error
+    if recipe in recipe_names():
+        file = resources.files("bridle.config") / "recipes" / f"{recipe}.yaml"
+        return f"{recipe}.yaml", file.read_text(encoding="utf-8")
+    near = difflib.get_close_matches(recipe, recipe_names(), 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UsageError(f"no recipe {quoted(recipe)}.{hint} `bridle recipes` lists them; a file needs the ending .yaml.")
+
+
+def _with_parents(name: str, text: str, chain: tuple[str, ...]) -> Table:
+    if name in chain:
+        raise ConfigError(f"{chain[-1]}: 'extends' goes in a circle: {' -> '.join((*chain, name))}.")
+    table = read_document(text, name)
+    parent = table.pop(("extends",), None)
+    if parent is None:
+        return table
+    if not isinstance(parent.value, str):
+        raise ConfigError(f"{parent.where}: 'extends' takes the name of one recipe or file.")
+    # A shipped recipe is named like a file without a folder: its parents are shipped recipes too.
+    below = _with_parents(*_read(parent.value, beside=FilePath(name).parent), (*chain, name))
+    return _lay(_expand_presets(below), _expand_presets(table))
+
+
+def _override_table(overrides: Sequence[str]) -> Table:
+    table: Table = {}
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        where = f"override {quoted(text)}"
+        if not equals or not key.strip():
+            raise UsageError(f"{where}: expected key=value, for example encoder.depth=6.")
+        path = tuple(key.strip().split("."))
+        table = merge(table, {path: Entry(read_value(value, where), where)})
+    return table
+
+
+def _expand_presets(table: Table) -> Table:
+    entry = table.get(("quantizer",))
+    if entry is None:
+        return table
+    if not isinstance(entry.value, str) or entry.value not in QUANTIZERS:
+        raise ConfigError(
+            f"{entry.where}: 'quantizer' is a mapping or one of the presets {', '.join(QUANTIZERS)}; "
+            f"got {quoted(entry.value)}."
+        )
+    preset = {("quantizer", key): Entry(value, entry.where) for key, value in QUANTIZERS[entry.value].items()}
+    rest = {path: other for path, other in table.items() if path != ("quantizer",)}
+    return preset | rest
+
+
+def _tupled(entry: Entry) -> Entry:
+    """Lists become tuples and whole numbers floats where pydantic's strict mode asks for it."""
+
+    def convert(value: Any) -> Any:
+        return tuple(convert(item) for item in value) if isinstance(value, list) else value
+
+    return Entry(convert(entry.value), entry.where)
+
+
+def _explain(problem: Any, table: Table, name: str) -> str:
+    path = tuple(str(part) for part in problem["loc"])
+    path = _known_part(path, problem["type"])
+    dotted = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        return f"{_place(path, table, name)}: unknown key {quoted(dotted)}{_suggest(path)}"
+    if problem["type"] == "missing":
+        return f"{name}: missing key {quoted(dotted)}; add it to the file or give {dotted}=… on the command line."
+    if problem["type"] == "value_error":
+        message = str(problem["ctx"]["error"])
+        key, colon, rest = message.partition(": ")
+        if colon and " " not in key:
+            full = path + tuple(key.split(".")) if path and not key.startswith(path[0] + ".") else tuple(key.split("."))
+            return f"{_place(full, table, name)}: {'.'.join(full)}: {rest.rstrip('.')}."
+        return f"{name}: {message}"
+    got = quoted(problem.get("input"), 60)
+    return f"{_place(path, table, name)}: {dotted}: {problem['msg'][0].lower()}{problem['msg'][1:]}; got {got}."
+
+
+def _known_part(path: Path, kind: str) -> Path:
+    """Cut what pydantic adds behind a key (union members, list positions) from an error's location."""
+    model: type[BaseModel] = Config
+    for depth, key in enumerate(path):
+        field = model.model_fields.get(key)
+        if field is None:
+            return path[: depth + 1] if kind == "extra_forbidden" else path[:depth]
+        nested = field.annotation
+        if not (isinstance(nested, type) and issubclass(nested, BaseModel)):
+            return path[: depth + 1]
+        model = nested
+    return path
+
+
+def _place(path: Path, table: Table, name: str) -> str:
+    """Where the key was written: the entry itself, else the first entry below or above it, else the file."""
+    if path in table:
+        return table[path].where
+    near = [entry.where for other, entry in table.items() if other[: len(path)] == path or path[: len(other)] == other]
+    return near[0] if near else name
+
+
+def _suggest(path: Path) -> str:
+    model: Any = Config
+    for key in path[:-1]:
+        model = model.model_fields[key].annotation
+    names = list(model.model_fields)
+    near = difflib.get_close_matches(path[-1], names, 1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; the keys here are {', '.join(names)}."

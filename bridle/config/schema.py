@@ -1,0 +1,314 @@
+"""The shape of a run: frozen, typed and strict; every cross-check that can be made before data is touched.
+
+Field names are the words of docs/design.md; the paper's letters are in the comments. Batches are global (over all
+devices), learning rates are absolute peaks.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from bridle.errors import ConfigError
+from bridle.geometry import Geometry
+
+Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Positive = Annotated[int, Field(ge=1)]
+Sizes = tuple[Positive, ...]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys are errors, values are not coerced, instances do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class GeometryConfig(Section):
+    """Channels, input size and patch size; one number per axis."""
+
+    channels: Positive
+    input: Sizes
+    patch: Sizes
+
+    def build(self) -> Geometry:
+        return Geometry(channels=self.channels, input=self.input, patch=self.patch)
+
+
+class DataConfig(Section):
+    """Where samples come from and how they are prepared."""
+
+    source: Literal["digits", "moving-digits", "sounds", "images", "signals", "dataset"]
+    root: str | None = None
+    mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config
+    std: tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
+    augment: bool = True
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # random resized crop, share of the area (images)
+    flip: bool = True  # mirror left-right (images)
+    workers: Annotated[int, Field(ge=0)] = 0
+    bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("data.mean: give data.mean and data.std together, or neither to have them measured")
+        low, high = self.crop_scale
+        if not 0.0 < low <= high <= 1.0:
+            raise ValueError(f"data.crop_scale: expected 0 < low <= high <= 1, got [{low}, {high}]")
+        return self
+
+
+class TrunkConfig(Section):
+    """A stack of transformer blocks."""
+
+    width: Positive  # D
+    depth: Positive
+    heads: Positive
+    mlp_ratio: Annotated[float, Field(gt=0.0)] = 4.0
+
+
+class EncoderConfig(TrunkConfig):
+    """Main encoder E; the tokenizer's encoder E_T has the same architecture."""
+
+    drop_path: Share = 0.0
+    class_token: bool = False
+
+
+class DecoderConfig(TrunkConfig):
+    """Decoder D: predicts codes at masked positions from what is visible."""
+
+    kind: Literal["window", "plain"] = "window"
+    window: Literal["auto"] | Sizes = "auto"
+
+
+class EstimatorConfig(TrunkConfig):
+    """Tokenizer estimator TE: from code vectors back to the encoder's features."""
+
+
+class TokenizerConfig(Section):
+    """Cold start of iteration 1 and options of the trained tokenizer."""
+
+    standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
+
+
+class QuantizerConfig(Section):
+    """Residual quantizer; `codebooks: 1` is plain vector quantization."""
+
+    codebooks: Positive = 4  # M
+    codes: Annotated[int, Field(ge=2)] | tuple[Annotated[int, Field(ge=2)], ...] = 256  # K, or K_1 ... K_M
+    width: Positive = 256  # Dq
+    start: Literal["kmeans", "uniform", "uniform-raw"] = "kmeans"
+    residual: Literal["once", "perstage", "released", "none", "independent"] = "once"
+    update: Literal["ema", "gradient"] = "ema"
+    decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.99  # γ
+    eps: Annotated[float, Field(gt=0.0)] = 1e-5  # ε
+    reset_below: Annotated[int, Field(ge=0)] = 1  # T_u; 0 never resets
+    soft: Positive = 1  # k nearest codes as soft targets; 1 is hard
+    soft_weights: Literal["even", "softmax"] = "even"
+    kmeans_iterations: Positive = 10
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """K_1 ... K_M."""
+        return (self.codes,) * self.codebooks if isinstance(self.codes, int) else self.codes
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.sizes) != self.codebooks:
+            raise ValueError(f"quantizer.codes: {len(self.sizes)} sizes given for {self.codebooks} codebooks")
+        if self.soft > min(self.sizes):
+            raise ValueError(f"quantizer.soft: {self.soft} nearest codes asked from a codebook of {min(self.sizes)}")
+        if self.residual == "independent" and self.width % self.codebooks:
+            raise ValueError(
+                f"quantizer.width: {self.width} cannot be cut into {self.codebooks} equal slices, "
+                "which the residual rule 'independent' needs"
+            )
+        return self
+
+
+class MaskConfig(Section):
+    """Which tokens the encoder must predict. ρ = ratio; for `axes` one ratio per axis is allowed."""
+
+    kind: Literal["random", "axes", "tube"] = "random"
+    ratio: Share | tuple[Share, ...] = 0.8
+
+
+class LossConfig(Section):
+    """Weights and forms of the three losses."""
+
+    codes: Literal["ce", "bce"] = "ce"
+    commitment_weight: Annotated[float, Field(ge=0.0)] = 0.25  # β
+    commitment: Literal["stages", "sum"] = "stages"
+    cosine_weight: Annotated[float, Field(ge=0.0)] = 1.0  # λ_cos
+    cosine: Literal["mean", "ratio"] = "mean"
+    centre_teacher: bool = True
+
+
+class PhaseConfig(Section):
+    """Length and optimizer of one training phase."""
+
+    steps: Positive | None = None
+    epochs: Annotated[float, Field(gt=0.0)] | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = None
+    batch: Positive = 64  # global
+    micro_batch: Positive | None = None  # rows per device that go through the network at once
+    learning_rate: Annotated[float, Field(gt=0.0)]
+    final_learning_rate: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0)] = 1e-4
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    clip: Annotated[float, Field(gt=0.0)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("steps: give exactly one of steps and epochs (set the other to null)")
+        if self.warmup_steps is not None and self.warmup_epochs is not None:
+            raise ValueError("warmup_steps: give at most one of warmup_steps and warmup_epochs")
+        if self.micro_batch is not None and self.batch % self.micro_batch:
+            raise ValueError(f"micro_batch: {self.micro_batch} does not divide batch {self.batch}")
+        return self
+
+    def step_count(self, samples: int) -> int:
+        """Optimizer steps of this phase for a data set of `samples`."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None  # exactly one is set, see _check
+        return max(1, round(self.epochs * samples / self.batch))
+
+    def warmup_count(self, samples: int) -> int:
+        """Optimizer steps over which the learning rate rises."""
+        if self.warmup_epochs is not None:
+            return round(self.warmup_epochs * samples / self.batch)
+        return self.warmup_steps or 0
+
+
+class ScheduleConfig(Section):
+    """Algorithm 1: R iterations, in turns or jointly."""
+
+    mode: Literal["interleaved", "joint"] = "interleaved"
+    iterations: Positive = 2  # R
+    encoder_restart: Literal["continue", "fresh"] = "continue"
+    joint_weight: Annotated[float, Field(ge=0.0)] = 0.5  # α
+    joint_every: Positive = 5  # a tokenizer step every n encoder steps
+
+
+class RuntimeConfig(Section):
+    """How a run is executed; none of these changes what is computed beyond floating-point detail."""
+
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on GPUs that have it, fp32 elsewhere
+    threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0 leaves torch's choice
+    deterministic: bool = False
+    checkpoint_activations: bool = False
+    checkpoint_every: Positive = 500  # steps
+    keep: Positive = 2  # checkpoints inside a phase; ends of phases are always kept
+    log_every: Positive = 10  # steps between rows of metrics.jsonl
+    stop_after_skips: Positive = 5  # non-finite steps in a row that end the run
+
+
+class ProbeConfig(Section):
+    """Linear probe after every encoder phase and for `bridle probe`."""
+
+    enabled: bool = True
+    pool: Literal["mean", "axis"] = "mean"
+    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
+    items: Positive | None = None  # at most so many train and test items; None uses all
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: str
+    summary: str = ""
+    size: Literal["tiny", "small", "base", "large"] = "tiny"
+    seed: Annotated[int, Field(ge=0)] = 0
+    max_steps: Positive | None = None  # caps every phase
+    geometry: GeometryConfig
+    data: DataConfig
+    encoder: EncoderConfig
+    decoder: DecoderConfig
+    estimator: EstimatorConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    quantizer: QuantizerConfig = QuantizerConfig()
+    mask: MaskConfig = MaskConfig()
+    loss: LossConfig = LossConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    encoder_phase: PhaseConfig
+    tokenizer_phase: PhaseConfig
+    runtime: RuntimeConfig = RuntimeConfig()
+    probe: ProbeConfig = ProbeConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            geometry = self.geometry.build()
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        self._check_trunks()
+        self._check_grid(geometry)
+        self._check_mask(geometry)
+        for key in ("mean", "std"):
+            values = getattr(self.data, key)
+            if values is not None and len(values) not in (1, geometry.channels):
+                raise ValueError(f"data.{key}: {len(values)} values for {geometry.channels} channels; give 1 or all")
+        return self
+
+    def _check_trunks(self) -> None:
+        for name in ("encoder", "decoder", "estimator"):
+            trunk: TrunkConfig = getattr(self, name)
+            if trunk.width % trunk.heads:
+                raise ValueError(
+                    f"{name}.heads: {trunk.heads} heads do not divide width {trunk.width}; "
+                    f"try {name}.heads={_nearest_divisor(trunk.width, trunk.heads)}"
+                )
+            if trunk.width < 2 * self.geometry.build().rank:
+                raise ValueError(f"{name}.width: {trunk.width} is too narrow for the sin-cos positions of this grid")
+
+    def _check_grid(self, geometry: Geometry) -> None:
+        window = self.decoder.window
+        if self.decoder.kind == "window" and window != "auto":
+            if len(window) != geometry.rank:
+                raise ValueError(
+                    f"decoder.window: {list(window)} has not the rank of grid {list(geometry.grid)}; use 'auto'"
+                )
+            if any(w > n for w, n in zip(window, geometry.grid, strict=True)):
+                raise ValueError(
+                    f"decoder.window: {list(window)} is larger than grid {list(geometry.grid)}; use 'auto'"
+                )
+        if self.probe.pool == "axis" and self.probe.axis >= geometry.rank:
+            raise ValueError(f"probe.axis: {self.probe.axis} is not an axis of grid {list(geometry.grid)}")
+
+    def _check_mask(self, geometry: Geometry) -> None:
+        ratio, grid = self.mask.ratio, geometry.grid
+        if geometry.tokens < 2:
+            raise ValueError(
+                f"geometry.patch: {list(geometry.patch)} makes a single token of input {list(geometry.input)}, "
+                "so a mask leaves nothing to see or nothing to predict; use a smaller patch"
+            )
+        if not isinstance(ratio, tuple):
+            ratio = (ratio,) * (geometry.rank if self.mask.kind == "axes" else 1)
+        elif self.mask.kind != "axes" or len(ratio) != geometry.rank:
+            raise ValueError(
+                f"mask.ratio: a list needs mask.kind 'axes' and one ratio for each of {geometry.rank} axes"
+            )
+        if self.mask.kind == "tube" and geometry.rank < 2:
+            raise ValueError("mask.kind: 'tube' needs a time axis and at least one more; use 'random'")
+        counted = {"random": [geometry.tokens], "tube": [prod(grid[1:])], "axes": list(grid)}[self.mask.kind]
+        shown = [max(1, round((1 - r) * n)) for r, n in zip(ratio, counted, strict=True)]
+        if shown == counted:
+            raise ValueError(
+                f"mask.ratio: {self.mask.ratio} of {counted} positions hides nothing, so there is nothing to predict; "
+                "use a larger ratio or a smaller patch"
+            )
+        # Less than half a position would be shown: one is shown anyway, but the ratio asked for cannot be met.
+        if any((1 - r) * n < 0.5 for r, n in zip(ratio, counted, strict=True)):
+            raise ValueError(
+                f"mask.ratio: {self.mask.ratio} of {counted} positions leaves nothing visible; "
+                "use a smaller ratio or a smaller patch"
+            )
+
+
+def _nearest_divisor(width: int, wanted: int) -> int:
+    return min((d for d in range(1, width + 1) if width % d == 0), key=lambda d: (abs(d - wanted), d))

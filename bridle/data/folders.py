@@ -1,0 +1,160 @@
+"""Files of a data set in folders: what is train, what is test, and which class each file is.
+
+    ROOT/train/CLASS/…, ROOT/test/CLASS/… (or val/)     train and test, labelled
+    ROOT/train/…,       ROOT/test/…                     train and test, unlabelled
+    ROOT/CLASS/…                                        all train, labelled
+    ROOT/…                                              all train, unlabelled
+
+Listings are recursive, sorted and deterministic; hidden files and folders are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from bridle.errors import DataError, UsageError, quoted
+
+
+class PathList(Sequence[Path]):
+    """Paths below one root, packed into one buffer: a million Path objects would be copied into every worker."""
+
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
+        self.root = root
+        encoded = [os.fsencode(name) for name in names]
+        self.ends = np.cumsum([0, *(len(name) for name in encoded)])
+        self.buffer = b"".join(encoded)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> Path: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Path]: ...
+    def __getitem__(self, at: int | slice) -> Path | list[Path]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not -len(self) <= at < len(self):
+            raise IndexError(f"path {at} of {len(self)}")
+        at %= len(self)
+        return self.root / os.fsdecode(self.buffer[self.ends[at] : self.ends[at + 1]])
+
+
+class Listing(NamedTuple):
+    """The files of one split."""
+
+    paths: PathList
+    labels: Sequence[int] | None  # position in the classes, None where unlabelled
+
+
+class FolderSplits(NamedTuple):
+    """The files of a data set."""
+
+    train: Listing
+    test: Listing | None
+    classes: tuple[str, ...] | None
+    notes: tuple[str, ...] = ()  # what a user should hear about how the folder was read
+
+
+class Found(NamedTuple):
+    """Files below one folder, before classes have numbers."""
+
+    folder: Path
+    names: list[str]  # relative to `folder`, sorted
+    labelled: bool  # every file lies in a subfolder, whose name is its class
+
+    def class_names(self) -> list[str]:
+        return [name.split(os.sep, 1)[0] for name in self.names]
+
+
+def find_splits(root: str | os.PathLike[str], *, extensions: Sequence[str]) -> FolderSplits:
+    """List the files with one of `extensions` (such as ".png") below `root` as train and test."""
+    root = Path(root)
+    if not root.exists():
+        raise UsageError(f"data.root {quoted(root)} does not exist; set data.root to the folder that holds the data.")
+    if not root.is_dir():
+        raise UsageError(f"data.root {quoted(root)} is a file; set data.root to the folder that holds it.")
+    held_out = next((name for name in ("test", "val") if (root / name).is_dir()), None)
+    if not (root / "train").is_dir():
+        if held_out is not None:
+            raise DataError(f"{quoted(root)} holds {held_out}/ but no train/; name the training folder 'train'.")
+        return split(find_files(root, extensions), None)
+    train = find_files(root / "train", extensions)
+    return split(train, None if held_out is None else find_files(root / held_out, extensions))
+
+
+def split(train: Found, test: Found | None) -> FolderSplits:
+    """Number the classes of train, and give test the same numbers."""
+    notes = []
+    if not train.labelled and any(os.sep in name for name in train.names):
+        notes.append(f"files lie beside folders in {quoted(train.folder)}, so folder names are not taken as classes.")
+    if train.labelled and test is not None and not test.labelled:
+        notes.append(f"{quoted(test.folder)} has no class folders and is left out; scores come from a part of train.")
+        test = None
+    if not train.labelled:
+        held_out = None if test is None else Listing(PathList(test.folder, test.names), None)
+        return FolderSplits(Listing(PathList(train.folder, train.names), None), held_out, None, tuple(notes))
+    classes = tuple(sorted(set(train.class_names())))
+    number = {name: i for i, name in enumerate(classes)}
+    if test is not None and (unknown := sorted(set(test.class_names()) - set(classes))):
+        raise DataError(
+            f"{quoted(test.folder)} holds {len(unknown)} of its classes without files in {quoted(train.folder)}, "
+            f"the first one {quoted(unknown[0])}; a class must be in train to be scored. Add it there or remove it."
+        )
+
+    def listing(found: Found) -> Listing:
+        return Listing(PathList(found.folder, found.names), [number[name] for name in found.class_names()])
+
+    return FolderSplits(listing(train), None if test is None else listing(test), classes, tuple(notes))
+
+
+def find_files(folder: Path, extensions: Sequence[str]) -> Found:
+    """All files below `folder` with one of the extensions, whatever the case."""
+    wanted = tuple(extension.lower() for extension in extensions)
+    names: list[str] = []
+    others = walk(folder, "", wanted, names, seen=set())
+    if not names:
+        raise DataError(
+            f"no {' '.join(wanted)} files in {quoted(folder)} or its folders ({others} files of other kinds); "
+            "set data.root to a folder that holds train/ and test/, class folders, or the files themselves."
+        )
+    names.sort()
+    return Found(folder, names, labelled=all(os.sep in name for name in names))
+
+
+def walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], seen: set[tuple[int, int]]) -> int:
+    """Append the wanted files below folder/prefix to `names`; returns how many files of other kinds lie there."""
+    others = 0
+    try:
+        here = os.stat(folder / prefix)
+        if (here.st_dev, here.st_ino) in seen:  # a link that leads back up would never end
+            return 0
+        seen = seen | {(here.st_dev, here.st_ino)}
+        with os.scandir(folder / prefix) as entries:
+            listed = sorted(entries, key=lambda entry: entry.name)
+        for entry in listed:
+            if entry.name.startswith("."):
+                continue
+            name = os.path.join(prefix, entry.name)
+            if entry.is_dir():
+                others += walk(folder, name, wanted, names, seen)
+            elif not (entry.is_file() or entry.is_symlink()):
+                continue  # a pipe or device; a dangling link stays listed, to be reported as a bad file
+            elif entry.name.lower().endswith(wanted):
+                names.append(name)
+            else:
+                others += 1
+    except OSError as error:
+        where = error.filename or folder / prefix
+        raise DataError(f"folder {quoted(where)} cannot be listed: {error.strerror}; mend its permissions.") from error
+    return others
+
+
+def printable(path: Path) -> str:
+    """The path as text that every file and terminal can take, also where a name is not valid UTF-8."""
+    return str(path).encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,288 @@
+"""Batches for an optimizer step, a codebook start or an evaluation, from any source.
+
+Everything is a function of names, nothing is state: row i of the global batch of step s is the sample at stream
+position t = s·B + i (`order.py`), augmented by generator(seed, phase, s, "augment", t). So the number of workers, the
+number of ranks and a restart cannot change a batch, and no loader state is saved.
+
+Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; valid (B, T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle.data.order import Order
+from bridle.data.sources import Sample, Source
+from bridle.data.workers import in_order
+from bridle.errors import BridleError, DataError, UsageError
+from bridle.seeding import generator, mix
+
+ATTEMPTS = 20  # replacements tried for one bad sample; with half of all files bad, one row in a million fails
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be used, and why."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    name: str
+    reason: str
+
+
+class Batch(NamedTuple):
+    """Rows of a global batch, ready for the network."""
+
+    x: Tensor  # (B, C, *input) float32, normalised
+    index: Tensor  # type: ignore[assignment]  # (B,) int64, the samples shown (after replacement of bad ones)
+    label: Tensor | None  # (B,) int64, None for unlabelled data
+    valid: Tensor | None  # (B, T) bool, False where a token is padding; None means all tokens are real
+    bad: tuple[BadSample, ...]  # samples that had to be replaced, each once
+    rows: slice  # which rows of the global batch (or of the whole pass) these are
+
+
+class Draw(NamedTuple):
+    """What one micro-batch shows: positions of the stream and how to load them."""
+
+    step: int
+    positions: range  # stream positions
+    rows: slice
+    augment: bool
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation of a data set, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    count: int  # type: ignore[assignment]  # samples measured
+    constant: tuple[int, ...] = ()  # channels that never change; their std is given as 1
+
+
+class Maker:
+    """Turns draws into batches; a pure function that workers hold a copy of."""
+
+    def __init__(
+        self, *, source: Source, seed: int, phase: str, mean: Tensor, std: Tensor, order: Order | None, strict: bool
+    ) -> None:
+        self.source, self.seed, self.phase = source, seed, phase
+        self.mean, self.std = mean, std
+        self.order, self.strict = order, strict
+
+    def __call__(self, draw: Draw) -> Batch | BridleError:
+        """The batch, or the error that ended it (returned, because an error raised in a worker loses its form)."""
+        try:
+            return self._batch(draw)
+        except BridleError as error:
+            return error
+
+    def _batch(self, draw: Draw) -> Batch:
+        positions = list(draw.positions)
+        drawn = positions if self.order is None else self.order.at(positions).tolist()
+        bad: dict[int, BadSample] = {}
+        found = [self._sound(index, at, draw, bad) for index, at in zip(drawn, positions, strict=True)]
+        samples = [sample for _, sample in found]
+        x = torch.stack([sample.x for sample in samples])
+        return Batch(
+            x=normalise(x, mean=self.mean, std=self.std),
+            index=torch.tensor([index for index, _ in found], dtype=torch.int64),
+            label=stack_labels(samples),
+            valid=stack_valid(samples),
+            bad=tuple(bad.values()),
+            rows=draw.rows,
+        )
+
+    def _sound(self, index: int, position: int, draw: Draw, bad: dict[int, BadSample]) -> tuple[int, Sample]:
+        """Sample `index`, or the first sound one of its replacements, with the index that was used."""
+        for attempt in range(1, ATTEMPTS + 1):
+            randomness = generator(self.seed, self.phase, draw.step, "augment", position) if draw.augment else None
+            try:
+                return index, load_sound(self.source, index, randomness)
+            except DataError as error:
+                if self.strict:
+                    raise
+                bad.setdefault(index, BadSample(index, self.source.describe(index), str(error)))
+            index = mix(self.seed, "replace", index, attempt) % len(self.source)
+        last = next(reversed(bad.values()))
+        raise DataError(
+            f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one {last.name}: {last.reason} "
+            "Run 'bridle data check' on the data."
+        )
+
+
+class Loader:
+    """The batches of one phase, for this rank."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        seed: int,
+        phase: str,
+        batch: int,
+        mean: Tensor | Sequence[float],
+        std: Tensor | Sequence[float],
+        workers: int = 0,
+        augment: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        micro_batch: int | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        if batch < 1 or batch % world_size:
+            raise UsageError(
+                f"a global batch of {batch} cannot be shared evenly by {world_size} processes; "
+                f"choose a batch that is a multiple of {world_size}."
+            )
+        if micro_batch is not None and micro_batch < 1:
+            raise UsageError(f"micro_batch is {micro_batch}; expected at least 1.")
+        self.source, self.batch, self.workers, self.augment = source, batch, workers, augment
+        self.rank, self.world_size, self.pin_memory = rank, world_size, pin_memory
+        self.micro_batch = min(micro_batch or batch, batch // world_size)
+        mean, std = moments_tensors(mean, std)
+        self.maker = Maker(
+            source=source,
+            seed=seed,
+            phase=phase,
+            mean=mean,
+            std=std,
+            order=Order(size=len(source), seed=seed, phase=phase),
+            strict=False,
+        )
+
+    def steps(self, start: int, stop: int) -> Iterator[list[Batch]]:
+        """For each optimizer step in [start, stop) the micro-batches of this rank, in row order."""
+        draws = (draw for step in range(start, stop) for draw in self.draws(step))
+        batches = made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
+        for step in range(start, stop):
+            yield [next(batches) for _ in self.draws(step)]
+
+    def draws(self, step: int) -> list[Draw]:
+        """This rank's rows of the global batch of `step`, cut into micro-batches."""
+        share = self.batch // self.world_size
+        begin, end = self.rank * share, (self.rank + 1) * share
+        first = step * self.batch
+        return [
+            Draw(step, range(first + cut.start, first + cut.stop), cut, self.augment)
+            for cut in cuts(begin, end, self.micro_batch)
+        ]
+
+    def first(self, count: int, *, rows: int) -> Iterator[Batch]:
+        """The first `count` samples of the phase's order (at most one epoch), un-augmented, `rows` at a time.
+
+        The samples are cut into batches before they are shared out, whole batches to each rank, so that the network
+        sees the same batches at every world size; ranks in order, their rows joined, are the samples in order.
+        """
+        batches = cuts(0, min(count, len(self.source)), rows)
+        begin, end = (len(batches) * r // self.world_size for r in (self.rank, self.rank + 1))
+        draws = [Draw(0, range(cut.start, cut.stop), cut, False) for cut in batches[begin:end]]
+        yield from made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
+
+
+def sequential(
+    source: Source,
+    *,
+    batch: int,
+    mean: Tensor | Sequence[float],
+    std: Tensor | Sequence[float],
+    workers: int = 0,
+    pin_memory: bool = False,
+) -> Iterator[Batch]:
+    """Every sample exactly once, in index order, un-augmented; a bad one raises DataError: evaluation must be whole."""
+    means, stds = moments_tensors(mean, std)
+    maker = Maker(source=source, seed=0, phase="sequential", mean=means, std=stds, order=None, strict=True)
+    draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in cuts(0, len(source), batch))
+    yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
+
+
+def measure(source: Source, *, limit: int = 2048, seed: int = 0) -> Moments:
+    """Mean and standard deviation per channel over up to `limit` samples spread over the source; bad ones are skipped.
+
+    Streaming in float64: with n values seen and n' new ones, δ = mean' − mean,
+    mean ← mean + δ·n'/(n+n'),   M2 ← M2 + M2' + δ²·n·n'/(n+n'),   var = M2/n.
+    """
+    order = Order(size=len(source), seed=seed, phase="measure")
+    count, n, reason = 0, 0, ""
+    mean = total = torch.zeros(0, dtype=torch.float64)
+    for index in order.at(range(min(limit, len(source)))).tolist():
+        try:
+            x = load_sound(source, index, None).x.flatten(1).double()  # (C, values)
+        except DataError as error:
+            reason = str(error)
+            continue
+        new, new_mean = x.shape[1], x.mean(1)
+        if n == 0:
+            mean, total = torch.zeros_like(new_mean), torch.zeros_like(new_mean)
+        delta = new_mean - mean
+        total = total + (x - new_mean[:, None]).square().sum(1) + delta.square() * (n * new / (n + new))
+        mean = mean + delta * (new / (n + new))
+        n, count = n + new, count + 1
+    if count == 0:
+        raise DataError(f"none of the {min(limit, len(source))} samples tried can be used; the last one: {reason}")
+    std = (total / n).sqrt()
+    constant = tuple(int(c) for c in torch.nonzero(std < 1e-6).flatten())
+    if len(constant) == len(std):
+        raise DataError(
+            f"all {count} samples measured are constant ({[round(m, 6) for m in mean.tolist()]}); there is nothing to "
+            "learn from. Check that the files hold what they should."
+        )
+    std[list(constant)] = 1.0  # a dead channel becomes zero instead of noise blown up a million times
+    return Moments(mean=tuple(mean.tolist()), std=tuple(std.tolist()), count=count, constant=constant)
+
+
+def made(maker: Maker, draws: Iterator[Draw] | list[Draw], *, workers: int, pin_memory: bool) -> Iterator[Batch]:
+    """The batches of the draws, in order; an error that ended one is raised here, in the main process."""
+    for result in in_order(maker, draws, workers=workers, pin_memory=pin_memory):
+        if isinstance(result, BridleError):
+            raise result
+        yield result
+
+
+def cuts(start: int, stop: int, size: int) -> list[slice]:
+    """[start, stop) in slices of `size`, the last one shorter where it must be."""
+    return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
+def load_sound(source: Source, index: int, randomness: torch.Generator | None) -> Sample:
+    """Sample `index`; DataError if it cannot be read or holds a number that is not finite."""
+    try:
+        sample = source.load(index, randomness)
+    except OSError as error:
+        raise DataError(f"{source.describe(index)} cannot be read: {error.strerror or error}.") from error
+    if not torch.isfinite(sample.x).all():
+        raise DataError(f"{source.describe(index)} holds numbers that are not finite (NaN or infinity).")
+    return sample
+
+
+def normalise(x: Tensor, *, mean: Tensor, std: Tensor) -> Tensor:
+    """(x − mean) / std per channel; x is (B, C, *input), mean and std have C numbers or one."""
+    for name, moment in (("mean", mean), ("std", std)):
+        if len(moment) not in (1, x.shape[1]):
+            raise DataError(
+                f"{name} has {len(moment)} numbers, the samples have {x.shape[1]} channels; give one, or one each."
+            )
+    trailing = (1,) * (x.dim() - 2)
+    return (x - mean.reshape(-1, *trailing)) / std.reshape(-1, *trailing)
+
+
+def moments_tensors(mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Mean and std as float32 CPU vectors; std must be positive."""
+    mean, std = (torch.as_tensor(m, dtype=torch.float32).detach().cpu().reshape(-1) for m in (mean, std))
+    if not (std > 0).all() or not torch.isfinite(torch.cat([mean, std])).all():
+        raise UsageError(f"mean {mean.tolist()} and std {std.tolist()} must be finite, and every std above 0.")
+    return mean, std
+
+
+def stack_labels(samples: list[Sample]) -> Tensor | None:
+    labels = [sample.label for sample in samples if sample.label is not None]
+    return torch.tensor(labels, dtype=torch.int64) if len(labels) == len(samples) else None
+
+
+def stack_valid(samples: list[Sample]) -> Tensor | None:
+    """(B, T); samples that say nothing are all real, and None if no sample has padding."""
+    some = next((sample.valid for sample in samples if sample.valid is not None), None)
+    if some is None:
+        return None
+    return torch.stack([torch.ones_like(some) if sample.valid is None else sample.valid for sample in samples])

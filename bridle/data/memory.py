@@ -1,0 +1,156 @@
+"""Sources that live in memory or in somebody else's torch Dataset.
+
+Shapes: N samples of (C, *input), float32, not yet normalised.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from bridle.data.sources import Sample
+from bridle.errors import DataError, UsageError, quoted
+from bridle.seeding import mix
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]  # (C, *input) -> (C, *input), a pure function of its arguments
+
+
+class TensorSource:
+    """Samples held in one tensor `x` (N, C, *input)."""
+
+    def __init__(
+        self,
+        *,
+        x: Tensor,
+        labels: Sequence[int] | None = None,
+        classes: Sequence[str] | None = None,
+        augment: Augment | None = None,
+        name: str = "sample",
+    ) -> None:
+        if labels is not None and len(labels) != len(x):
+            raise DataError(f"{len(x)} samples came with {len(labels)} labels; expected one label for each sample.")
+        self.x = x
+        self.labels: Sequence[int] | None = None if labels is None else [int(label) for label in labels]
+        self.classes = classes
+        self.augment = augment
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        x = self.x[index]
+        if generator is not None and self.augment is not None:
+            x = self.augment(x, generator)
+        return Sample(x=x, label=None if self.labels is None else self.labels[index])
+
+    def describe(self, index: int) -> str:
+        return f"{self.name} {index}"
+
+
+class DatasetSource:
+    """Any map-style torch Dataset whose items are a tensor (C, *input) or a pair (tensor, label).
+
+    The dataset's own random transforms become functions of the generator: the global generators of torch, numpy and
+    random are seeded around each call and put back after it. Without a generator they are seeded by the index.
+    Labels count where they are whole numbers; anything else beside the tensor is left aside.
+    """
+
+    def __init__(self, dataset: Dataset[Any], *, shape: tuple[int, ...]) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise UsageError(
+                f"{type(dataset).__name__} has no length or index; bridle needs a map-style dataset with __len__ and "
+                "__getitem__, so that every sample has its place in the order."
+            )
+        self.dataset = dataset
+        self.shape = tuple(shape)
+        self.labels: Sequence[int] | None = known_labels(dataset)
+        self.classes: Sequence[str] | None = known_classes(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        seed = mix("dataset", index) if generator is None else int(torch.randint(2**62, (), generator=generator))
+        with global_randomness(seed):
+            try:
+                item = self.dataset[index]
+            except Exception as error:  # whatever a user's code raises concerns this sample only
+                raise DataError(f"{self.describe(index)} raised {type(error).__name__}: {quoted(error)}.") from error
+        return self._sample(item, index)
+
+    def describe(self, index: int) -> str:
+        return f"{type(self.dataset).__name__}[{index}]"
+
+    def _sample(self, item: object, index: int) -> Sample:
+        parts = item if isinstance(item, (tuple, list)) else (item,)
+        x = torch.from_numpy(parts[0]) if parts and isinstance(parts[0], np.ndarray) else (parts[0] if parts else None)
+        if not isinstance(x, Tensor):
+            raise DataError(
+                f"{self.describe(index)} is a {type(item).__name__} holding {type(x).__name__}; expected a tensor of "
+                f"shape {list(self.shape)} or a pair (tensor, label)."
+            )
+        if tuple(x.shape) != self.shape:
+            raise DataError(
+                f"{self.describe(index)} has shape {list(x.shape)}; expected {list(self.shape)} (channels, *input). "
+                "Resize in the dataset, or set geometry to fit."
+            )
+        if not x.is_floating_point():
+            raise DataError(
+                f"{self.describe(index)} has dtype {x.dtype}; expected floating point, for example x.float() / 255."
+            )
+        label = self.labels[index] if self.labels is not None else whole_number(parts[1] if len(parts) > 1 else None)
+        return Sample(x=x.detach().to("cpu", torch.float32), label=label)
+
+
+def whole_number(value: object) -> int | None:
+    """`value` as an int where it is a single whole number, of Python, numpy or torch; else None."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy() if value.dtype != torch.bfloat16 else None
+    if isinstance(value, (np.ndarray, np.generic)):
+        return int(value.reshape(-1)[0]) if value.size == 1 and value.dtype.kind in "iub" else None
+    return int(value) if isinstance(value, int) else None
+
+
+def known_labels(dataset: object) -> list[int] | None:
+    """Labels a dataset publishes as `targets` or `labels`, also through torch's Subset; None if it has none."""
+    if isinstance(dataset, Subset):
+        whole = known_labels(dataset.dataset)
+        return None if whole is None else [whole[i] for i in dataset.indices]
+    for name in ("targets", "labels"):
+        found = getattr(dataset, name, None)
+        if isinstance(found, (Sequence, Tensor, np.ndarray)) and len(found) == len(dataset):  # type: ignore[arg-type]
+            labels = [whole_number(value) for value in found]
+            if all(label is not None for label in labels):
+                return [label for label in labels if label is not None]
+    return None
+
+
+def known_classes(dataset: object) -> list[str] | None:
+    """The names a dataset publishes as `classes`, also through torch's Subset; None if it has none."""
+    if isinstance(dataset, Subset):
+        return known_classes(dataset.dataset)
+    found = getattr(dataset, "classes", None)
+    return [str(name) for name in found] if isinstance(found, (list, tuple)) else None
+
+
+@contextmanager
+def global_randomness(seed: int) -> Iterator[None]:
+    """Seed the global CPU generators of torch, numpy and random inside the block; put them back after it."""
+    ours, theirs = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(theirs)

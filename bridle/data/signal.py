@@ -1,0 +1,105 @@
+"""Multi-channel signals in .npy files as a source.
+
+Shapes: a file holds (C, length), or (length,) for one channel; one sample is (C, L), L the geometry's input size.
+
+Pretraining cuts L frames out at a random place, evaluation at the centre. A shorter file is continued with its last
+values, and `valid` (T,) is False for patches of which less than half is real.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bridle.data.folders import find_splits, printable
+from bridle.data.sources import Sample, Splits
+from bridle.errors import ConfigError, DataError, quoted
+from bridle.geometry import Geometry
+
+EXTENSIONS = (".npy",)
+
+
+class SignalFolder:
+    """`.npy` files as samples (C, L)."""
+
+    def __init__(
+        self,
+        *,
+        paths: Sequence[Path],
+        labels: Sequence[int] | None,
+        classes: Sequence[str] | None,
+        geometry: Geometry,
+    ) -> None:
+        if geometry.rank != 1:
+            raise ConfigError(f"geometry.input {list(geometry.input)} is not a length; signals need one size.")
+        self.paths, self.labels, self.classes = paths, labels, classes
+        self.geometry = geometry
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        path, wanted = self.paths[index], self.geometry.input[0]
+        signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
+        spare = max(signal.shape[1] - wanted, 0)
+        start = spare // 2 if generator is None else int(torch.randint(spare + 1, (), generator=generator))
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
+            x = torch.from_numpy(np.array(signal[:, start : start + wanted], dtype=np.float32))  # reads only this part
+        if not torch.isfinite(x).all():
+            raise DataError(f"{quoted(path)} holds numbers that are not finite (NaN or infinity) as float32.")
+        label = None if self.labels is None else self.labels[index]
+        return Sample(x, label) if x.shape[1] == wanted else self._padded(x, label, path)
+
+    def _padded(self, x: torch.Tensor, label: int | None, path: Path) -> Sample:
+        """x (C, n) with n < L, continued with its last values to (C, L)."""
+        n, wanted, patch = x.shape[1], self.geometry.input[0], self.geometry.patch[0]
+        real = (n - torch.arange(0, wanted, patch)).clamp(0, patch)  # (T,) real frames in each patch
+        valid = 2 * real >= patch
+        if not valid.any():
+            raise DataError(
+                f"{quoted(path)} holds {n} frames, less than half a patch of {patch}; it is too short to be used."
+            )
+        return Sample(torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), label, valid)
+
+    def describe(self, index: int) -> str:
+        return printable(self.paths[index])
+
+
+def open_signals(root: str | os.PathLike[str], *, geometry: Geometry) -> Splits:
+    """The `.npy` files below `root` as train and test, see `folders`."""
+    found = find_splits(root, extensions=EXTENSIONS)
+    train, test = (
+        None
+        if listing is None
+        else SignalFolder(paths=listing.paths, labels=listing.labels, classes=found.classes, geometry=geometry)
+        for listing in (found.train, found.test)
+    )
+    assert train is not None
+    return Splits(train=train, test=test)
+
+
+def open_signal(path: Path, *, channels: int) -> NDArray[np.generic]:
+    """The array of a file as (C, length), mapped from disk, not read."""
+    try:
+        signal: NDArray[np.generic] = np.lib.format.open_memmap(path, mode="r")  # refuses pickled objects and archives
+    except Exception as error:  # a damaged header fails in many ways
+        why = error.strerror if isinstance(error, OSError) and error.strerror else quoted(error)
+        raise DataError(f"{quoted(path)} cannot be read as a .npy array: {why}.") from error
+    if signal.dtype.kind not in "iufb":
+        raise DataError(f"{quoted(path)} holds {quoted(signal.dtype)}; expected real numbers (int or float).")
+    shape = list(signal.shape)
+    if signal.ndim == 1 and channels == 1:
+        signal = signal[None]
+    if signal.ndim != 2 or signal.shape[0] != channels:
+        expected = f"({channels}, length)" + (" or (length,)" if channels == 1 else "")
+        turned = signal.ndim == 2 and signal.shape[1] == channels
+        hint = "it looks transposed, save array.T" if turned else "or set geometry.channels to fit"
+        raise DataError(f"{quoted(path)} has shape {shape}; expected {expected}; {hint}.")
+    if signal.shape[1] == 0:
+        raise DataError(f"{quoted(path)} is empty: shape {shape}.")
+    return signal

@@ -1,0 +1,56 @@
+"""Errors that a user can cause and mend: one line that says what failed, where, why, and what to do.
+
+Each class carries the process exit code the command line uses; see docs/design.md.
+"""
+
+from __future__ import annotations
+
+
+class BridleError(Exception):
+    """Base of every error whose message is meant for the user; shown without a traceback."""
+
+    exit_code = 1
+
+
+class UsageError(BridleError):
+    """A wrong path, a command on the wrong kind of directory, arguments that do not fit together."""
+
+    exit_code = 2
+
+
+class ConfigError(BridleError):
+    """A recipe, file or override that cannot be turned into a run."""
+
+    exit_code = 2
+
+
+class DataError(BridleError):
+    """A file or data set that cannot be used."""
+
+    exit_code = 65
+
+
+class NonFiniteError(BridleError):
+    """Numbers that are not finite where only finite ones may go on."""
+
+    exit_code = 65
+
+
+class CheckpointError(BridleError):
+    """A checkpoint or other run file that is missing, damaged, or cannot be written."""
+
+    exit_code = 74
+
+
+class Interrupted(BridleError):  # noqa: N818 - leaving on request is not an error
+    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
+
+    def __init__(self, message: str, *, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def quoted(text: object, limit: int = 120) -> str:
+    """Untrusted text for a message: quoted, escaped, and capped at `limit` characters."""
+    shown = repr(str(text))
+    return shown if len(shown) <= limit else shown[: limit - 2] + "…'"

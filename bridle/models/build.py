@@ -1,0 +1,167 @@
+"""The one place where a config becomes networks.
+
+Every part is initialised from a generator named by (seed, iteration, part), so a part's weights do not depend on which
+other parts were built, and every iteration's tokenizer is new.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from bridle.config import Config
+from bridle.models.decoder import CodeHeads, Decoder
+from bridle.models.encoder import Encoder
+from bridle.models.estimator import Estimator
+from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer
+from bridle.nn.transformer import initialise
+from bridle.quantize import ResidualQuantizer
+from bridle.seeding import generator
+
+
+@dataclass
+class Nets:
+    """The networks of a run as they stand. The estimator exists from the first tokenizer phase on."""
+
+    encoder: Encoder
+    decoder: Decoder
+    heads: CodeHeads
+    tokenizer: Tokenizer
+    estimator: Estimator | None = None
+    norms_start: list[list[float]] = field(default_factory=list)  # code norms right after the codebooks' start
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks by name, in a fixed order."""
+        named: dict[str, nn.Module | None] = {
+            "encoder": self.encoder,
+            "decoder": self.decoder,
+            "heads": self.heads,
+            "tokenizer": self.tokenizer,
+            "estimator": self.estimator,
+        }
+        return {name: module for name, module in named.items() if module is not None}
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter and saved buffer, by dotted name."""
+        return {
+            f"{name}.{key}": tensor
+            for name, module in self.modules().items()
+            for key, tensor in module.state_dict().items()
+        }
+
+
+def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") -> Encoder:
+    """Main encoder, or with part='tokenizer-encoder' the tokenizer's own of the same architecture."""
+    c = config.encoder
+    encoder = Encoder(
+        geometry=config.geometry.build(),
+        width=c.width,
+        depth=c.depth,
+        heads=c.heads,
+        mlp_ratio=c.mlp_ratio,
+        class_token=c.class_token,
+        checkpoint_activations=config.runtime.checkpoint_activations,
+    )
+    _initialise(encoder, config, iteration, part)
+    return encoder
+
+
+def build_decoder(config: Config, *, iteration: int = 1) -> Decoder:
+    c = config.decoder
+    decoder = Decoder(
+        geometry=config.geometry.build(),
+        encoder_width=config.encoder.width,
+        width=c.width,
+        depth=c.depth,
+        heads=c.heads,
+        mlp_ratio=c.mlp_ratio,
+        kind=c.kind,
+        window=c.window,
+        checkpoint_activations=config.runtime.checkpoint_activations,
+    )
+    _initialise(decoder, config, iteration, "decoder")
+    return decoder
+
+
+def build_heads(config: Config, *, iteration: int) -> CodeHeads:
+    heads = CodeHeads(width=config.decoder.width, sizes=config.quantizer.sizes)
+    _initialise(heads, config, iteration, "heads")
+    return heads
+
+
+def build_quantizer(config: Config) -> ResidualQuantizer:
+    c = config.quantizer
+    return ResidualQuantizer(
+        codebooks=c.codebooks,
+        codes=c.codes,
+        width=c.width,
+        start=c.start,
+        residual=c.residual,
+        update=c.update,
+        decay=c.decay,
+        eps=c.eps,
+        reset_below=c.reset_below,
+        soft=c.soft,
+        soft_weights=c.soft_weights,
+        kmeans_iterations=c.kmeans_iterations,
+    )
+
+
+def build_cold_start(config: Config) -> ColdStartTokenizer:
+    """Iteration 1's tokenizer: a fixed random projection of patch content."""
+    tokenizer = ColdStartTokenizer(
+        geometry=config.geometry.build(),
+        quantizer=build_quantizer(config),
+        standardise=config.tokenizer.standardise,
+    )
+    if not tokenizer.projection.is_meta:
+        tokenizer.draw_projection(generator(config.seed, 1, "cold-start"))
+    return tokenizer
+
+
+def build_tokenizer(config: Config, *, iteration: int) -> VitTokenizer:
+    """A new trainable tokenizer; nothing of an earlier iteration's goes into it."""
+    encoder = build_encoder(config, iteration=iteration, part="tokenizer-encoder")
+    tokenizer = VitTokenizer(encoder=encoder, quantizer=build_quantizer(config))
+    _initialise(tokenizer.projection, config, iteration, "tokenizer-projection")
+    return tokenizer
+
+
+def build_estimator(config: Config, *, iteration: int) -> Estimator:
+    c = config.estimator
+    estimator = Estimator(
+        geometry=config.geometry.build(),
+        code_width=config.quantizer.width,
+        encoder_width=config.encoder.width,
+        width=c.width,
+        depth=c.depth,
+        heads=c.heads,
+        mlp_ratio=c.mlp_ratio,
+        checkpoint_activations=config.runtime.checkpoint_activations,
+    )
+    _initialise(estimator, config, iteration, "estimator")
+    return estimator
+
+
+def build_nets(config: Config, *, iteration: int = 1, trained_tokenizer: bool = False) -> Nets:
+    """The networks as a run needs them in `iteration`: with the cold start, or with a trainable tokenizer and estimator."""
+    return Nets(
+        encoder=build_encoder(config, iteration=1),
+        decoder=build_decoder(config, iteration=1),
+        heads=build_heads(config, iteration=iteration),
+        tokenizer=build_tokenizer(config, iteration=iteration) if trained_tokenizer else build_cold_start(config),
+        estimator=build_estimator(config, iteration=iteration) if trained_tokenizer else None,
+    )
+
+
+def _initialise(module: nn.Module, config: Config, iteration: int, part: str) -> None:
+    if any(parameter.is_meta for parameter in module.parameters()):
+        return  # shapes only, as `bridle show` and the tests use it
+    random = generator(config.seed, iteration, part)
+    initialise(module, generator=random)
+    for name, parameter in module.named_parameters():
+        if name.endswith(("class_token", "mask_token")):
+            with torch.no_grad():
+                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=random))

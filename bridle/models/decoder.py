@@ -1,0 +1,81 @@
+"""Decoder D and its code heads: from visible features to a distribution over codes at every masked position.
+
+Shapes: z (B, V, D), features (B, T, Dd), logits M tensors (N, K_m) for the N masked tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from bridle.geometry import Geometry
+from bridle.nn.masking import Mask, scatter_tokens
+from bridle.nn.position import sincos_position
+from bridle.nn.transformer import NORM_EPS, Transformer
+from bridle.nn.window import WindowTransformer
+
+
+class Decoder(nn.Module):
+    """Mask tokens at hidden positions, then plain or shifted-window blocks over the whole grid.
+
+    Buffers:
+        position (T, Dd): sin-cos table; derived, not saved.
+    """
+
+    position: Tensor
+
+    def __init__(
+        self,
+        *,
+        geometry: Geometry,
+        encoder_width: int,
+        width: int,
+        depth: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        kind: Literal["window", "plain"] = "window",
+        window: Literal["auto"] | tuple[int, ...] = "auto",
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tokens = geometry.tokens
+        self.embed = nn.Linear(encoder_width, width)
+        self.mask_token = nn.Parameter(torch.zeros(width))
+        self.trunk: nn.Module
+        if kind == "plain":
+            self.trunk = Transformer(
+                width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio,
+                checkpoint_activations=checkpoint_activations,
+            )  # fmt: skip
+        else:
+            self.trunk = WindowTransformer(
+                width=width, depth=depth, heads=heads, grid=geometry.grid, window=window, mlp_ratio=mlp_ratio,
+                checkpoint_activations=checkpoint_activations,
+            )  # fmt: skip
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
+
+    def forward(self, z: Tensor, *, mask: Mask, valid: Tensor | None = None) -> Tensor:
+        """(B, V, D) -> (B, T, Dd)."""
+        shown = self.embed(z)
+        full = scatter_tokens(
+            shown, mask.visible, self.mask_token.to(shown.dtype), tokens=self.tokens, slot_valid=mask.visible_valid
+        )
+        features: Tensor = self.norm(self.trunk(full + self.position, key_valid=valid))
+        return features
+
+
+class CodeHeads(nn.Module):
+    """One linear classifier per codebook, stored as a single matrix."""
+
+    def __init__(self, *, width: int, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = tuple(sizes)
+        self.linear = nn.Linear(width, sum(self.sizes))
+
+    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+        """(N, Dd) -> M logits (N, K_m)."""
+        return self.linear(features).split(self.sizes, dim=-1)

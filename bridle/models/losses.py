@@ -1,0 +1,98 @@
+"""The three losses of the paper (§3.2), in float32 whatever the networks ran in.
+
+Shapes: B samples, H hidden tokens a sample, M codebooks, K codes; logits M tensors (B, H, K_m), codes (B, H, M).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bridle.quantize import Quantized
+
+
+class Hidden(NamedTuple):
+    """The masked positions of a batch as a rectangle, so that heads and loss run there and nowhere else."""
+
+    index: Tensor  # (B, H) int64
+    counted: Tensor  # (B, H) bool; False on spare slots of samples with padding
+
+    @classmethod
+    def of(cls, masked: Tensor, count: int) -> Hidden:
+        """The first `count` = T - V positions per sample, masked ones first: no shape depends on the data."""
+        index = masked.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]  # (B, T) -> (B, H)
+        return cls(index, masked.gather(1, index))
+
+    def take(self, x: Tensor) -> Tensor:
+        """(B, T, ...) -> (B, H, ...)."""
+        extra = x.dim() - 2
+        index = self.index.reshape(*self.index.shape, *(1,) * extra).expand(*self.index.shape, *x.shape[2:])
+        return x.gather(1, index)
+
+
+class CodeTargets(NamedTuple):
+    """What the heads must predict: hard codes, or with `soft` the k nearest codes and their weights."""
+
+    codes: Tensor  # (B, H, M)
+    soft_codes: Tensor | None = None  # (B, H, M, k)
+    soft_weights: Tensor | None = None  # (B, H, M, k)
+
+
+def encoder_loss(
+    logits: Sequence[Tensor], targets: CodeTargets, counted: Tensor, *, kind: Literal["ce", "bce"] = "ce"
+) -> Tensor:
+    """L_encoder: per sample the mean over its masked tokens and the M heads, then the mean over samples."""
+    per_token = torch.stack([_head_loss(head, targets, m, kind) for m, head in enumerate(logits)]).mean(0)  # (B, H)
+    weight = counted.to(per_token.dtype)
+    per_sample = (per_token * weight).sum(1) / weight.sum(1).clamp_min(1.0)
+    return per_sample.mean()
+
+
+def _head_loss(logits: Tensor, targets: CodeTargets, m: int, kind: str) -> Tensor:
+    """(B, H, K) -> (B, H)."""
+    logits = logits.float()
+    if kind == "ce" and targets.soft_codes is None:
+        return F.cross_entropy(logits.flatten(0, 1), targets.codes[..., m].flatten(), reduction="none").view(
+            logits.shape[:2]
+        )
+    if targets.soft_codes is None or targets.soft_weights is None:
+        wanted = F.one_hot(targets.codes[..., m], logits.shape[-1]).float()
+    else:
+        wanted = torch.zeros_like(logits).scatter_add_(
+            -1, targets.soft_codes[..., m, :], targets.soft_weights[..., m, :].float()
+        )
+    if kind == "ce":
+        return -(wanted * logits.log_softmax(-1)).sum(-1)
+    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(-1)
+
+
+def token_accuracy(logits: Sequence[Tensor], codes: Tensor, counted: Tensor) -> Tensor:
+    """Share of masked tokens whose code is the head's first choice, per stage: (M,)."""
+    weight = counted.float()
+    right = [(head.argmax(-1) == codes[..., m]).float() for m, head in enumerate(logits)]
+    return torch.stack([(r * weight).sum() / weight.sum().clamp_min(1.0) for r in right])
+
+
+def codebook_loss(
+    found: Quantized, *, commitment_weight: float, commitment: Literal["stages", "sum"] = "stages"
+) -> Tensor:
+    """L_cb: β·commitment plus, under the gradient update, the codebook term (absent under EMA)."""
+    pull = found.commitment if commitment == "stages" else found.commitment_on_sum
+    return commitment_weight * pull + found.codebook_term
+
+
+def cosine_loss(
+    z_hat: Tensor, z: Tensor, *, valid: Tensor | None = None, kind: Literal["mean", "ratio"] = "mean", eps: float = 1e-6
+) -> Tensor:
+    """L_cos: mean over tokens of 1 - cos(z_hat, z); `ratio` is the paper's ratio of sums over each sample's tokens."""
+    z_hat, z = z_hat.float(), z.float()
+    dot = (z_hat * z).sum(-1)  # (B, T)
+    norms = (z_hat.norm(dim=-1) * z.norm(dim=-1)).clamp_min(eps)
+    weight = torch.ones_like(dot) if valid is None else valid.to(dot.dtype)
+    if kind == "ratio":
+        return (1 - (dot * weight).sum(1) / (norms * weight).sum(1).clamp_min(eps)).mean()
+    return ((1 - dot / norms) * weight).sum() / weight.sum().clamp_min(1.0)

@@ -1,0 +1,213 @@
+"""The walk of latents through the stages, in chunks that stay in cache, and its gradient.
+
+Shapes: S rows, Dq code width, M stages, K codes, k soft codes.
+
+Everything here only reads. One chunk of rows passes through all M stages before the next is touched, so memory beyond
+the results does not grow with S. The gradient of the commitment is analytic and attached in one autograd function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle.quantize.codebook import chunk_rows, chunks, half_norms, scores
+from bridle.quantize.rules import Rule, Step, enter, enter_gradient, leave, norms, pull_back, see
+
+SoftWeights = Literal["even", "softmax"]
+
+
+class Plan(NamedTuple):
+    """What a walk needs to know of a quantizer: its codes as they are now, and its choices."""
+
+    codes: tuple[Tensor, ...]  # M tensors (K_m, D)
+    rule: Rule
+    soft: int
+    soft_weights: SoftWeights
+
+    @property
+    def stages(self) -> int:
+        return len(self.codes)
+
+
+class Choice(NamedTuple):
+    """The codes one stage took for some rows."""
+
+    pick: Tensor  # (S,) the nearest
+    vector: Tensor  # (S, D); the weighted mean where several are taken
+    soft_pick: Tensor | None  # (S, k)
+    soft_weight: Tensor | None  # (S, k)
+
+
+class Walked(NamedTuple):
+    """Everything one pass over the rows yields."""
+
+    codes: Tensor  # (S, M) int64
+    q: Tensor  # (S, Dq)
+    soft_codes: Tensor | None  # (S, M, k)
+    soft_weights: Tensor | None  # (S, M, k)
+    errors: Tensor  # (M,) float64: Σ over valid rows of ‖v_m − c_m‖²
+    energy: Tensor  # () float64: Σ over valid rows of ‖v_1‖²
+    pull: Tensor | None  # (S, Dq): half the gradient of Σ_m ‖v_m − sg c_m‖² with respect to e₁, zero on padding
+
+
+def blend(code: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+    """Weighted mean of k codes per row."""
+    return torch.einsum("skd,sk->sd", torch.nn.functional.embedding(index, code), weight)
+
+
+def choose(v: Tensor, code: Tensor, offset: Tensor, soft: int, soft_weights: SoftWeights) -> Choice:
+    """The nearest code of each row, or the `soft` nearest and their weighted mean."""
+    score = scores(v, code, offset)
+    if soft == 1:
+        pick = torch.max(score, 1).indices  # on CPU far faster than argmax
+        return Choice(pick, code.index_select(0, pick), None, None)
+    top = torch.topk(score, soft, dim=1)
+    # ‖v‖² is the same for all codes of a row, so softmax(−d²) is softmax(2·score).
+    even = torch.full_like(top.values, 1 / soft)
+    weight = even if soft_weights == "even" else torch.softmax(2 * top.values, 1)
+    return Choice(top.indices[:, 0], blend(code, top.indices, weight), top.indices, weight)
+
+
+def squared(x: Tensor, valid: Tensor | None) -> Tensor:
+    """Σ x² over valid rows, as float64."""
+    if valid is None:
+        flat = x.reshape(-1)
+        return torch.dot(flat, flat).double()
+    return x.square().sum(1).masked_fill(~valid, 0.0).double().sum()
+
+
+@torch.no_grad()
+def assign(x: Tensor, plan: Plan, *, stages: int) -> Tensor:
+    """Codes (S, stages) of raw latents (S, Dq), and nothing else."""
+    offsets = [half_norms(code) for code in plan.codes]
+    parts = []
+    for part in chunks(len(x), _rows(x, plan)):
+        e = enter(x[part], plan.rule, plan.stages)
+        first_length = norms(e) if plan.rule == "perstage" else None
+        picked = []
+        for stage, code in enumerate(plan.codes[:stages]):
+            v = see(e, first_length, plan.rule, stage, plan.stages)
+            choice = choose(v, code, offsets[stage], plan.soft, plan.soft_weights)
+            picked.append(choice.pick)
+            if stage + 1 < stages:
+                e = leave(e, v, choice.vector, plan.rule)
+        parts.append(torch.stack(picked, -1))
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def walk(x: Tensor, plan: Plan, *, valid: Tensor | None, pull: bool) -> Walked:
+    """Quantize raw latents (S, Dq); rows where `valid` (S,) is false get codes but no share in sums and gradient."""
+    S, M, soft, device = x.shape[0], plan.stages, plan.soft > 1, x.device
+    found = Walked(
+        codes=torch.empty(S, M, dtype=torch.int64, device=device),
+        q=torch.empty(x.shape, dtype=torch.float32, device=device),
+        soft_codes=torch.empty(S, M, plan.soft, dtype=torch.int64, device=device) if soft else None,
+        soft_weights=torch.empty(S, M, plan.soft, dtype=torch.float32, device=device) if soft else None,
+        errors=torch.zeros(M, dtype=torch.float64, device=device),
+        energy=torch.zeros((), dtype=torch.float64, device=device),
+        pull=torch.empty(x.shape, dtype=torch.float32, device=device) if pull else None,
+    )
+    offsets, rows = [half_norms(code) for code in plan.codes], _rows(x, plan)
+    for part in chunks(S, rows):
+        _walk_chunk(x[part], plan, offsets, None if valid is None else valid[part], _part_of(found, part))
+    return found
+
+
+def _part_of(found: Walked, part: slice) -> Walked:
+    def cut(x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[part]
+
+    return found._replace(
+        codes=found.codes[part],
+        q=found.q[part],
+        soft_codes=cut(found.soft_codes),
+        soft_weights=cut(found.soft_weights),
+        pull=cut(found.pull),
+    )
+
+
+def _walk_chunk(x: Tensor, plan: Plan, offsets: Sequence[Tensor], valid: Tensor | None, into: Walked) -> None:
+    e = enter(x, plan.rule, plan.stages)
+    first_length = norms(e) if plan.rule == "perstage" else None
+    steps, vectors = [], []
+    for stage, code in enumerate(plan.codes):
+        v = see(e, first_length, plan.rule, stage, plan.stages)
+        choice = choose(v, code, offsets[stage], plan.soft, plan.soft_weights)
+        if stage == 0:
+            into.energy.add_(squared(v, valid))
+        after = leave(e, v, choice.vector, plan.rule)
+        # once, none and perstage hand on the error itself; the other two measure it apart from the residual.
+        error = v - choice.vector if plan.rule in ("released", "independent") else after
+        into.errors[stage].add_(squared(error, valid))
+        into.codes[:, stage] = choice.pick
+        if into.soft_codes is not None and choice.soft_pick is not None:
+            into.soft_codes[:, stage] = choice.soft_pick
+        if into.soft_weights is not None and choice.soft_weight is not None:
+            into.soft_weights[:, stage] = choice.soft_weight
+        vectors.append(choice.vector)
+        if into.pull is not None:
+            steps.append(Step(e, error))
+        e = after
+    into.q.copy_(combine(vectors, plan.rule))
+    if into.pull is not None:
+        pull = pull_back(steps, plan.rule)
+        into.pull.copy_(pull if valid is None else pull.masked_fill(~valid[:, None], 0.0))
+
+
+def combine(vectors: Sequence[Tensor], rule: Rule) -> Tensor:
+    """q from the stages' code vectors: their sum in stage order, or their concatenation under `independent`."""
+    if rule == "independent":
+        return torch.cat(list(vectors), -1)
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    return total
+
+
+def _rows(x: Tensor, plan: Plan) -> int:
+    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+        return max(1, x.shape[0])  # one pass: a traced graph must not contain a loop over a fixed number of chunks
+    return chunk_rows(max(x.shape[1], *(len(code) for code in plan.codes)), x.device)
+
+
+def attach(x: Tensor, walked: Walked, commitment: Tensor, share: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """(straight-through q, commitment) with their gradients to x; `share` is 1 / (valid tokens · M)."""
+    straight, loss = Attach.apply(x, walked.q, walked.pull, commitment, share, plan)  # type: ignore[no-untyped-call]
+    return straight, loss
+
+
+class Attach(torch.autograd.Function):
+    """Give q the gradient of e₁ (straight-through) and the commitment its analytic gradient, in one backward pass."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 (autograd functions take positional arguments only)
+        ctx: Any, x: Tensor, q: Tensor, pull: Tensor, commitment: Tensor, scale: Tensor, plan: Plan
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x, pull, scale)
+        ctx.rule, ctx.stages, ctx.rows = plan.rule, plan.stages, _rows(x, plan)
+        ctx.set_materialize_grads(False)
+        return q.view_as(q), commitment.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_straight: Tensor | None, g_commitment: Tensor | None) -> tuple[Tensor | None, ...]:
+        x, pull, scale = ctx.saved_tensors
+        if g_straight is None and g_commitment is None:
+            return (None,) * 6
+        gradient = torch.empty_like(x)
+        factor = None if g_commitment is None else 2 * scale * g_commitment.float()
+        for part in chunks(len(x), ctx.rows):
+            if factor is None:
+                assert g_straight is not None
+                g = g_straight[part].float()
+            else:
+                g = pull[part] * factor
+                if g_straight is not None:
+                    g += g_straight[part]
+            gradient[part] = enter_gradient(x[part], g, ctx.rule, ctx.stages)
+        return gradient, None, None, None, None, None

@@ -1,0 +1,222 @@
+"""How codes are used: rates, entropies and ages, from counts, in constant memory however long the corpus.
+
+Shapes: S tokens, M stages, K codes, P positions.
+
+    CUR = (codes used at least once) / K                                       usage rate
+    UE  = −Σ p_i ln p_i,  p_i = counts_i / Σ counts                            usage entropy, in nats
+    ECU = CUR · UE / ln K                                                      effective usage, the paper's formula
+    MI  = H(code) + H(position) − H(code, position), each H + (cells − 1)/2S   Miller–Madow corrected
+
+Functions take counts and return numbers as 0-dim float64 tensors, so that nothing waits for a device before it must.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle import distributed
+from bridle.errors import UsageError
+
+TOKENS_PER_CELL = 4  # code × position cells need this many tokens on average before the corrected MI can be trusted
+SKETCH = 2**16  # distinct tuples are counted exactly up to here; beyond, the standard error is 1/√SKETCH = 0.4 %
+
+
+def usage_rate(counts: Tensor) -> Tensor:
+    """CUR: the share of codes (K,) used at least once."""
+    return (counts > 0).double().mean()
+
+
+def usage_entropy(counts: Tensor) -> Tensor:
+    """UE: the entropy of the code distribution in nats; 0 where nothing was counted."""
+    p = counts.double() / counts.sum().double().clamp_min(1e-300)
+    entropy: Tensor = torch.special.entr(p).sum()
+    return entropy
+
+
+def effective_usage(counts: Tensor) -> Tensor:
+    """ECU: 1 for uniform use of all codes, 0 if one code takes everything."""
+    if len(counts) == 1:
+        return usage_rate(counts)  # a book of one code cannot be used more evenly
+    return usage_rate(counts) * usage_entropy(counts) / math.log(len(counts))
+
+
+def perplexity(counts: Tensor) -> Tensor:
+    """exp(UE): the number of codes in even use that would have this entropy."""
+    return usage_entropy(counts).exp()
+
+
+def top_share(counts: Tensor) -> Tensor:
+    """The share of tokens taken by the most used code."""
+    return counts.max().double() / counts.sum().double().clamp_min(1e-300)
+
+
+class MutualInformation(NamedTuple):
+    """What the position of a token tells about its code, in nats."""
+
+    nats: float  # Miller–Madow corrected, not below 0
+    plug_in: float  # uncorrected: too high by about (cells − 1)/2S
+    code_entropy: float  # H(code), the most that position could tell; corrected
+    tokens: int
+    trusted: bool  # False: too few tokens for so many codes and positions
+
+    def __str__(self) -> str:
+        return f"{self.nats:.3f} nats of {self.code_entropy:.3f}" if self.trusted else "too few tokens"
+
+
+def mutual_information(joint: Tensor) -> MutualInformation:
+    """MI of code and position from their joint counts (K, P)."""
+    joint = joint.double()
+    tokens = joint.sum().clamp_min(1)
+    code, position = joint.sum(1), joint.sum(0)
+    tables = (code, position, joint.flatten())
+    plain = [usage_entropy(table) for table in tables]
+    extra = [((table > 0).sum() - 1).clamp_min(0) / (2 * tokens) for table in tables]
+    plug_in = plain[0] + plain[1] - plain[2]
+    corrected = plug_in + extra[0] + extra[1] - extra[2]
+    # The correction counts occupied cells; with few tokens most that could be occupied are not, and it is too small.
+    cells = (code > 0).sum() * (position > 0).sum()
+    return MutualInformation(
+        nats=max(0.0, float(corrected)),
+        plug_in=float(plug_in),
+        code_entropy=float(plain[0] + extra[0]),
+        tokens=int(joint.sum()),
+        trusted=bool(joint.sum() >= TOKENS_PER_CELL * cells) and int(joint.sum()) > 0,
+    )
+
+
+class Distinct(NamedTuple):
+    """How many different code tuples occurred."""
+
+    number: int
+    exact: bool  # False: estimated from a sketch
+
+
+class DistinctCounter:
+    """Distinct rows of integers in constant memory: the `limit` smallest hashes seen, exact until there are more."""
+
+    def __init__(self, *, limit: int = SKETCH) -> None:
+        self.limit = limit
+        self.smallest = torch.empty(0, dtype=torch.int64)
+
+    def update(self, rows: Tensor) -> None:
+        """Count integer rows (S, M)."""
+        self.merge(tuple_hash(rows))
+
+    def value(self) -> Distinct:
+        if len(self.smallest) < self.limit:
+            return Distinct(len(self.smallest), exact=True)
+        # Hashes are uniform on [0, 2⁶³): the limit-th smallest of n sits near limit/n of the way.
+        return Distinct(round((self.limit - 1) / (float(self.smallest[-1]) / 2.0**63)), exact=False)
+
+    def merge(self, hashes: Tensor) -> None:
+        """Count rows by their hashes, for example those another counter has kept."""
+        merged = torch.cat([self.smallest.to(hashes.device), torch.unique(hashes)])
+        self.smallest = torch.unique(merged)[: self.limit].clone()
+
+
+def tuple_hash(rows: Tensor) -> Tensor:
+    """A 63-bit hash of each integer row (S, M): splitmix64 over the columns, in wrapping int64 arithmetic."""
+    state = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    for column in rows.long().unbind(1):
+        state = (state ^ column) - 7046029254386353131
+        state = (state ^ _shift(state, 30)) * -4658895280553007687
+        state = (state ^ _shift(state, 27)) * -7723592293110705685
+        state = state ^ _shift(state, 31)
+    return state & (2**63 - 1)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    shifted: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)  # logical, where >> alone would copy the sign
+    return shifted
+
+
+class UsageCounter:
+    """Counts over a corpus: codes per stage, code × position, distinct tuples; fed batch by batch."""
+
+    def __init__(self, sizes: Sequence[int], *, positions: int | None = None, tuple_limit: int = SKETCH) -> None:
+        self.sizes, self.positions = tuple(sizes), positions
+        self.counts = [torch.zeros(K, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
+        self.joint = [torch.zeros(K, positions or 0, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m, P)
+        self.tuples = DistinctCounter(limit=tuple_limit)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.counts[0].sum())
+
+    def update(self, codes: Tensor, *, valid: Tensor | None = None, positions: Tensor | None = None) -> None:
+        """Count codes (B, T, M) or (S, M). The position of a token is its place on the T axis unless given."""
+        if codes.dim() not in (2, 3) or codes.shape[-1] != len(self.sizes):
+            raise UsageError(f"expected codes (…, {len(self.sizes)}); got {list(codes.shape)}.")
+        if self.positions is not None and positions is None:
+            if codes.dim() != 3 or codes.shape[1] > self.positions:
+                raise UsageError(
+                    f"expected codes (B, T ≤ {self.positions}, M) or their positions; got {list(codes.shape)}."
+                )
+            positions = torch.arange(codes.shape[1], device=codes.device).expand(codes.shape[:2])
+        flat = codes.reshape(-1, codes.shape[-1]).long()
+        place = None if positions is None else positions.reshape(-1).long()
+        if valid is not None:
+            keep = valid.reshape(-1)
+            flat, place = flat[keep], None if place is None else place[keep]
+        for stage, K in enumerate(self.sizes):
+            code = flat[:, stage]
+            self.counts[stage] += torch.bincount(code, minlength=K).cpu()
+            if self.positions is not None and place is not None:
+                cells = torch.bincount(code * self.positions + place, minlength=K * self.positions)
+                self.joint[stage] += cells.view(K, self.positions).cpu()
+        self.tuples.update(flat.cpu())
+
+    def over_ranks(self, device: torch.device | str = "cpu") -> UsageCounter:
+        """The counter of what all ranks have seen (collective); `device` is where the process group communicates."""
+        total = UsageCounter(self.sizes, positions=self.positions, tuple_limit=self.tuples.limit)
+        total.counts = [distributed.sum_over_ranks(c.to(device)).cpu() for c in self.counts]
+        total.joint = [distributed.sum_over_ranks(j.to(device)).cpu() for j in self.joint]
+        total.tuples.merge(distributed.gather_rows(self.tuples.smallest.to(device)).cpu())
+        return total
+
+    def distinct_tuples(self) -> Distinct:
+        return self.tuples.value()
+
+    def information(self) -> list[MutualInformation]:
+        """MI of code and position, one for each stage."""
+        if self.positions is None:
+            raise UsageError("this counter was made without positions; give UsageCounter positions=T.")
+        return [mutual_information(joint) for joint in self.joint]
+
+
+class CodeAge:
+    """Steps since each code was last used, for telling codes that died from codes that are rare."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        self.ages = [torch.zeros(K, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
+
+    def update(self, codes: Tensor, *, valid: Tensor | None = None) -> None:
+        """One step in which codes (…, M) were used by this rank; collective, a code used anywhere is young."""
+        flat = codes.reshape(-1, codes.shape[-1]).long()
+        if valid is not None:
+            flat = flat[valid.reshape(-1)]
+        used = torch.cat([torch.bincount(flat[:, m], minlength=K) for m, K in enumerate(self.sizes)])
+        used = distributed.sum_over_ranks(used) > 0
+        parts = torch.split(used, list(self.sizes))
+        self.ages = [(age.to(now.device) + 1).masked_fill(now, 0) for age, now in zip(self.ages, parts, strict=True)]
+
+    def used_within(self, window: int) -> Tensor:
+        """(M,): the share of each stage's codes used in the last `window` steps."""
+        return torch.stack([(age < window).double().mean() for age in self.ages])
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors to save, by name."""
+        return {f"stage{m}": age.clone() for m, age in enumerate(self.ages)}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        ages = [state.get(f"stage{m}") for m in range(len(self.sizes))]
+        shapes = [None if age is None else tuple(age.shape) for age in ages]
+        if len(state) != len(self.sizes) or shapes != [(K,) for K in self.sizes]:
+            raise UsageError(f"saved code ages {shapes} do not fit codebooks of {list(self.sizes)} codes.")
+        self.ages = [age.clone().long() for age in ages if age is not None]

@@ -1,0 +1,1 @@
+"""One page about one or several runs, and the figures on it."""

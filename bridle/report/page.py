@@ -1,0 +1,285 @@
+"""One self-contained, inert HTML page about one or several runs.
+
+The page has no script, loads nothing, and says so in its content security policy; text from runs is always escaped.
+It follows the reader's light or dark setting, prints, and fits a phone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.report.drawing import DARK, LIGHT, css_variables
+from bridle.report.figures import (
+    Bar,
+    bar_of,
+    code_norm_histograms,
+    code_usage_bars,
+    loss_curves,
+    probe_bars,
+    token_accuracy_curves,
+)
+from bridle.report.runs import RunSummary, items, mapping, number, read_run, whole
+
+__all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
+
+INTRO = (
+    "How the encoder and its tokenizer learned, what the frozen features are worth to a linear classifier, "
+    "and whether the codebooks are in good health."
+)
+BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
+
+
+class Figure(NamedTuple):
+    """A drawing with its caption."""
+
+    caption: str
+    svg: str
+
+
+class SummaryRow(NamedTuple):
+    """One line of the summary table: a baseline, or one evaluation of a run."""
+
+    title: str  # empty where it repeats the line above
+    method: str
+    iteration: str
+    probe: dict[str, Any]
+    stages: list[dict[str, Any]]
+    level: str | None  # the worst verdict; None where nothing was judged
+    flags: str
+    anchor: str | None = None  # of the run's section; None for a baseline
+
+
+class EvaluationView(NamedTuple):
+    """One evaluation in a run's section."""
+
+    name: str
+    stages: list[dict[str, Any]]
+    verdicts: list[dict[str, Any]]
+
+
+class RunView(NamedTuple):
+    """A run's section."""
+
+    anchor: str
+    run: RunSummary
+    facts: list[str]
+    unfinished: str
+    figures: list[Figure]
+    evaluations: list[EvaluationView]
+
+
+def write_report(
+    runs: Sequence[RunSummary], path: Path | str, *, title: str = "bridle report", intro: str = INTRO
+) -> Path:
+    """Write the page about `runs` to `path`, all of it or nothing, and return the path."""
+    if not runs:
+        raise UsageError("a report needs at least one run; give one or more run directories.")
+    target = Path(path)
+    text = _render(runs, title=title, intro=intro)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _publish(text, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the report to {quoted(target)}: {error.strerror}; choose another path with --out."
+        ) from error
+    return target
+
+
+def probes_by_title(runs: Sequence[RunSummary]) -> dict[str, dict[str, dict[str, Any]]]:
+    """{title: {"raw": probe, "untrained": probe, "VQ iter 1": probe, …}}, as `demo_summary_figure` takes it."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for run in runs:
+        mine = found.setdefault(run.title, {})
+        for name in BASELINES:
+            baseline = run.baseline(name)
+            if baseline is not None:
+                mine.setdefault(name, baseline)
+    for run in runs:
+        alike = sum(other.title == run.title and other.method == run.method for other in runs)
+        label = run.method if run.method and alike == 1 else run.name
+        for evaluation in run.evaluations:
+            if mapping(evaluation.get("probe")):
+                found[run.title][f"{label} iter {whole(evaluation.get('iteration'))}"] = evaluation["probe"]
+    return found
+
+
+def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("bridle.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": _percent, "decimal": _decimal, "thousands": _thousands, "drawn": Markup}
+    css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
+    palettes = {"LIGHT": css_variables(LIGHT), "DARK": css_variables(DARK)}
+    for name, variables in palettes.items():
+        css = css.replace(f"/* {name} FIGURES */", " ".join(f"{key}: {value};" for key, value in variables.items()))
+    return environment.get_template("page.html").render(
+        title=title,
+        intro=intro,
+        css=Markup(css),
+        probes=_probe_figures(runs),
+        summary=_summary(runs),
+        runs=[_run_view(run, f"run-{n}") for n, run in enumerate(runs, start=1)],
+    )
+
+
+def _publish(text: str, target: Path) -> None:
+    """Write beside the target and rename, so that a reader never sees half a page."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private; a report is an ordinary file
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+# what the sections show
+
+
+def _probe_figures(runs: Sequence[RunSummary]) -> list[Figure]:
+    figures = []
+    for title, probes in probes_by_title(runs).items():
+        bars: list[Bar] = [bar for bar in (bar_of(label, probe) for label, probe in probes.items()) if bar is not None]
+        chance = next((c for c in (number(probe.get("chance")) for probe in probes.values()) if c is not None), None)
+        if bars:
+            figures.append(Figure(title, probe_bars(bars, chance=chance)))
+    return figures
+
+
+def _summary(runs: Sequence[RunSummary]) -> list[SummaryRow]:
+    rows: list[SummaryRow] = []
+    for title in dict.fromkeys(run.title for run in runs):
+        first = len(rows)
+        mine = [(n, run) for n, run in enumerate(runs, start=1) if run.title == title]
+        for name, words in BASELINES.items():
+            baseline = next((run.baseline(name) for _, run in mine if run.baseline(name)), None)
+            if baseline:
+                rows.append(SummaryRow("", words, "", baseline, [], None, ""))
+        for n, run in mine:
+            for evaluation in run.evaluations or [{}]:
+                rows.append(_summary_row(run, evaluation, f"run-{n}"))
+        rows[first] = rows[first]._replace(title=title)
+    return rows
+
+
+def _summary_row(run: RunSummary, evaluation: Mapping[str, Any], anchor: str) -> SummaryRow:
+    levels = [str(verdict.get("level")) for verdict in _objects(evaluation.get("verdicts"))]
+    bad, warn = levels.count("bad"), levels.count("warn")
+    flags = ", ".join(f"{n} {word}" for n, word in ((bad, "bad"), (warn, "to watch")) if n) or (
+        "healthy" if levels else ""
+    )
+    return SummaryRow(
+        title="",
+        method=run.method or run.name,
+        iteration=str(whole(evaluation.get("iteration"))) if evaluation else "",
+        probe=mapping(evaluation.get("probe")),
+        stages=_objects(evaluation.get("codebooks")),
+        level="bad" if bad else "warn" if warn else "ok" if levels else None,
+        flags=flags if evaluation else "not evaluated yet",
+        anchor=anchor,
+    )
+
+
+def _run_view(run: RunSummary, anchor: str) -> RunView:
+    evaluations = [
+        EvaluationView(
+            name=f"Iteration {whole(entry.get('iteration'))}",
+            stages=_objects(entry.get("codebooks")),
+            verdicts=_objects(entry.get("verdicts")),
+        )
+        for entry in run.evaluations
+    ]
+    return RunView(anchor, run, _facts(run), _unfinished(run), list(_figures(run, evaluations)), evaluations)
+
+
+def _figures(run: RunSummary, evaluations: Sequence[EvaluationView]) -> Iterable[Figure]:
+    drawn = []
+    for phase in ("encoder", "joint"):
+        drawn.append(Figure(f"{phase.capitalize()} loss", loss_curves(run.metrics, phase=phase)))
+        drawn.append(Figure("Token accuracy at masked positions", token_accuracy_curves(run.metrics, phase=phase)))
+    drawn.append(Figure("Tokenizer loss", loss_curves(run.metrics, phase="tokenizer")))
+    usage = [(view.name.lower(), view.stages) for view in evaluations]
+    drawn.append(Figure("Code usage per stage", code_usage_bars(usage)))
+    for view in evaluations:
+        before, after = ([items(stage.get(key)) for stage in view.stages] for key in ("norms_start", "norms"))
+        caption = "Code vectors" if len(evaluations) == 1 else f"Code vectors, {view.name.lower()}"
+        drawn.append(Figure(caption, code_norm_histograms(before, after)))
+    return (figure for figure in drawn if figure.svg)
+
+
+def _facts(run: RunSummary) -> list[str]:
+    """What was run, in a few words each."""
+    facts = []
+    iterations = {whole(row.get("iteration")) for row in run.metrics}
+    if iterations:
+        facts.append(f"{len(iterations)} iteration{'s' if len(iterations) > 1 else ''}")
+    for phase in ("encoder", "tokenizer", "joint"):
+        last: dict[int, int] = {}
+        for row in run.metrics:
+            if row.get("phase") == phase:
+                place = whole(row.get("iteration"))
+                last[place] = max(last.get(place, 0), whole(row.get("step")))
+        if last:
+            facts.append(f"{_thousands(sum(last.values()))} {phase} steps")
+    rates = sorted(rate for rate in (number(row.get("samples_per_second")) for row in run.metrics) if rate is not None)
+    if rates:
+        facts.append(f"{_thousands(rates[len(rates) // 2])} samples a second")
+    worlds = {whole(row.get("world_size")) for row in run.metrics} - {0}
+    if worlds - {1}:
+        facts.append(f"{' and '.join(map(str, sorted(worlds)))} processes")
+    return facts
+
+
+def _unfinished(run: RunSummary) -> str:
+    """Where the run stands if its last row is not the end of a phase, or nothing was logged yet."""
+    if not run.metrics:
+        return "Nothing has been logged yet." if not run.evaluations else ""
+    row = run.metrics[-1]
+    step, steps = whole(row.get("step")), whole(row.get("steps"))
+    if step >= steps:
+        return ""
+    where = f"{row.get('phase')} phase of iteration {whole(row.get('iteration'))}"
+    return (
+        f"This run had not finished when the report was made: {where}, step {_thousands(step)} of {_thousands(steps)}."
+    )
+
+
+def _objects(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in items(value) if isinstance(entry, dict)]
+
+
+# how numbers are written
+
+
+def _percent(value: object, digits: int = 1) -> str:
+    found = number(value)
+    return "–" if found is None else f"{100 * found:.{digits}f}"
+
+
+def _decimal(value: object, digits: int = 2) -> str:
+    found = number(value)
+    return "–" if found is None else f"{found:.{digits}f}"
+
+
+def _thousands(value: object) -> str:
+    found = number(value)
+    return "–" if found is None else f"{found:,.0f}"

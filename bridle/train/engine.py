@@ -1,0 +1,303 @@
+"""One engine for every phase: accumulation, clipping, schedule, precision, logging, checkpoints, signals, bad numbers.
+
+A phase supplies a step on a micro-batch; the engine does the rest. All randomness of a step comes from
+(seed, phase, step, purpose), so a run that stops after step s and continues is the run that never stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bridle.config.schema import PhaseConfig
+from bridle.data.loader import Batch
+from bridle.errors import NonFiniteError
+from bridle.nn.masking import Mask, draw_mask
+from bridle.nn.transformer import drop_path_scales
+from bridle.quantize import Statistics
+from bridle.quantize.usage import CodeAge, top_share
+from bridle.seeding import generator
+from bridle.train import checkpoint
+from bridle.train.log import describe
+from bridle.train.optim import (
+    build_optimizer,
+    learning_rate,
+    load_optimizer_tensors,
+    named_parameters,
+    optimizer_tensors,
+)
+from bridle.train.run import Run
+
+USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in the live figures
+
+
+class StepResult(NamedTuple):
+    """What a phase's step says of one micro-batch."""
+
+    loss: Tensor  # mean over the micro-batch
+    codes: Tensor  # (B, T, M), for the usage figures
+    values: dict[str, Tensor]  # further figures to log, scalars or one per stage
+    statistics: Statistics | None = None  # for the codebook update
+
+
+@dataclass
+class Phase:
+    """One training phase of Algorithm 1."""
+
+    index: int  # position among the run's phases
+    iteration: int  # r
+    name: str  # encoder, tokenizer or joint
+    steps: int
+    warmup: int
+    settings: PhaseConfig
+    trained: Mapping[str, nn.Module]  # these learn; everything else is frozen
+    step: Callable[[Batch, Draws], StepResult]
+    start: Callable[[], None] = field(default=lambda: None)  # once, before step 0: codebook start
+    after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
+
+    @property
+    def key(self) -> str:
+        """Names the phase in seeds and checkpoints."""
+        return phase_key(self.iteration, self.name)
+
+
+def phase_key(iteration: int, name: str) -> str:
+    return f"iter{iteration}-{name}"
+
+
+class Draws:
+    """The random draws of one step, made for the whole global batch; micro-batches take their rows."""
+
+    def __init__(self, run: Run, phase: Phase, step: int) -> None:
+        self.run, self.phase, self.step = run, phase, step
+        self.batch = phase.settings.batch
+
+    def mask(self, batch: Batch) -> Mask:
+        """The mask of these rows."""
+        config, device = self.run.config, self.run.machine.device
+        valid = None
+        if batch.valid is not None:  # rows elsewhere do not change what these rows are shown
+            valid = torch.ones(self.batch, batch.valid.shape[1], dtype=torch.bool, device=device)
+            valid[batch.rows] = batch.valid
+        whole = draw_mask(
+            config.mask.kind,
+            grid=config.geometry.build().grid,
+            ratio=config.mask.ratio,
+            batch=self.batch,
+            generator=self._generator("mask"),
+            device=device,
+            valid=valid,
+        )
+        return whole.rows(batch.rows.start, batch.rows.stop)
+
+    def drop_path(self, batch: Batch) -> Tensor | None:
+        """Drop-path multipliers (depth, 2, B) of these rows."""
+        c = self.run.config.encoder
+        scales = drop_path_scales(
+            depth=c.depth,
+            rate=c.drop_path,
+            batch=self.batch,
+            generator=self._generator("drop-path"),
+            device=self.run.machine.device,
+        )
+        return None if scales is None else scales[:, :, batch.rows]
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        device = self.run.machine.device
+        return generator(self.run.config.seed, self.phase.key, self.step, purpose, device=device)
+
+
+@dataclass
+class Progress:
+    """How far a phase is; saved with every checkpoint."""
+
+    step: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+
+def fit(run: Run, phase: Phase, restored: checkpoint.Loaded | None) -> None:
+    """Train one phase to its end, from its beginning or from a checkpoint inside it."""
+    for module in run.nets.modules().values():
+        module.requires_grad_(False).eval()
+    for module in phase.trained.values():
+        module.requires_grad_(True).train()
+    parameters = named_parameters(phase.trained)
+    optimizer = build_optimizer(phase.trained, phase.settings)
+    ages = CodeAge(run.config.quantizer.sizes)
+    progress = Progress()
+    if restored is None:
+        phase.start()
+    else:
+        progress = Progress(**restored.state["progress"])
+        load_optimizer_tensors(optimizer, parameters, restored.tensors.get("optimizer", {}))
+        ages.load_state(restored.tensors["ages"])
+    loader = run.loader(phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch)
+    clock = Clock(step=progress.step, batch=phase.settings.batch)
+
+    def save(*, end: bool = False) -> None:
+        tensors = {"model": run.nets.state(), "ages": ages.state()}
+        if not end:  # the next phase starts with an optimizer of its own
+            tensors["optimizer"] = optimizer_tensors(optimizer, parameters)
+        save_checkpoint(run, phase, progress, tensors, end=end)
+
+    if progress.step == 0:
+        save()  # a codebook start is not done twice
+    for micro_batches in loader.steps(progress.step, phase.steps):
+        update = take_step(run, phase, progress, optimizer, parameters, micro_batches, ages)
+        finished = progress.step == phase.steps
+        if finished or progress.step % run.config.runtime.log_every == 0:
+            report(run, phase, progress, update, ages, clock)
+        due = progress.step % run.config.runtime.checkpoint_every == 0
+        if not finished and (due or run.stop.received is not None):
+            save()
+            run.stop.leave(f"saved at step {progress.step} of {phase.key}.")
+    save(end=True)
+    run.stop.leave(f"the end of {phase.key} is saved.")
+
+
+class Update(NamedTuple):
+    """What one optimizer step did, for the log."""
+
+    values: dict[str, Tensor]
+    learning_rate: float
+
+
+def take_step(
+    run: Run,
+    phase: Phase,
+    progress: Progress,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    micro_batches: list[Batch],
+    ages: CodeAge,
+) -> Update:
+    """Accumulate, check, update. A step with non-finite loss or gradient changes nothing but the skip counters."""
+    settings, draws = phase.settings, Draws(run, phase, progress.step)
+    rate = learning_rate(
+        progress.step,
+        steps=phase.steps,
+        warmup=phase.warmup,
+        peak=settings.learning_rate,
+        final=settings.final_learning_rate,
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    total: dict[str, Tensor] = {}
+    statistics: Statistics | None = None
+    codes = []
+    for batch in micro_batches:
+        run.quarantine(batch.bad, phase=phase.key)
+        on_device = move(batch, run.machine.device)
+        with run.machine.autocast():
+            result = phase.step(on_device, draws)
+        share = batch.x.shape[0] / settings.batch
+        (result.loss * share).backward()
+        for key, value in {"loss": result.loss.detach(), **result.values}.items():
+            total[key] = total.get(key, torch.zeros_like(value)) + value.detach() * share
+        if result.statistics is not None:
+            statistics = result.statistics if statistics is None else statistics + result.statistics
+        codes.append(result.codes.flatten(0, 1) if on_device.valid is None else result.codes[on_device.valid])
+    total["grad_norm"] = nn.utils.clip_grad_norm_(parameters.values(), settings.clip or float("inf"))
+    if bool(torch.isfinite(total["loss"]) & torch.isfinite(total["grad_norm"])):
+        optimizer.step()
+        if statistics is not None:
+            phase.after_update(statistics)
+        progress.skipped_in_a_row = 0
+    else:
+        skip(run, phase, progress)
+    optimizer.zero_grad(set_to_none=True)
+    seen = torch.cat(codes)  # (S, M)
+    ages.update(seen)
+    total["top_share"] = torch.stack(
+        [top_share(torch.bincount(seen[:, m], minlength=k)) for m, k in enumerate(run.config.quantizer.sizes)]
+    )
+    progress.step += 1
+    return Update(total, rate)
+
+
+def skip(run: Run, phase: Phase, progress: Progress) -> None:
+    """Count a non-finite step; too many in a row end the run with the last good checkpoint in place."""
+    progress.skipped += 1
+    progress.skipped_in_a_row += 1
+    run.progress.note(f"{phase.key} step {progress.step}: loss or gradient not finite; step skipped.")
+    if progress.skipped_in_a_row >= run.config.runtime.stop_after_skips:
+        raise NonFiniteError(
+            f"{phase.key} step {progress.step}: {progress.skipped_in_a_row} steps in a row with a loss or gradient that "
+            f"is not finite. The last good checkpoint is in {run.checkpoints}. Try a lower {phase.name}_phase.learning_rate."
+        )
+
+
+def move(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device the networks are on."""
+    return batch._replace(
+        x=batch.x.to(device, non_blocking=True),
+        valid=None if batch.valid is None else batch.valid.to(device, non_blocking=True),
+    )
+
+
+class Clock:
+    """Rate and remaining time, measured between two looks."""
+
+    def __init__(self, *, step: int, batch: int) -> None:
+        self.step, self.batch, self.time = step, batch, time.perf_counter()
+
+    def rate(self, step: int) -> float:
+        """Samples per second since the last look."""
+        now = time.perf_counter()
+        rate = (step - self.step) * self.batch / max(now - self.time, 1e-9)
+        self.step, self.time = step, now
+        return rate
+
+
+def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: CodeAge, clock: Clock) -> None:
+    """One row for metrics.jsonl and the callbacks, one line for people."""
+    figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
+    if not all(torch.isfinite(value).all() for value in update.values.values()):
+        figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
+    row = {
+        "iteration": phase.iteration,
+        "phase": phase.name,
+        "phase_index": phase.index,
+        "step": progress.step,
+        "steps": phase.steps,
+        **figures,
+        "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
+        "learning_rate": update.learning_rate,
+        "skipped": progress.skipped,
+        "samples_per_second": round(clock.rate(progress.step), 1),
+        "world_size": 1,
+        "resumed_from": run.resumed_from,
+    }
+    run.metrics.append(row)
+    for callback in run.callbacks:
+        callback.on_metrics(row)
+    if figures["loss"] is not None:
+        eta = (phase.steps - progress.step) * phase.settings.batch / max(row["samples_per_second"], 1e-9)
+        line = describe(row, iterations=run.config.schedule.iterations, eta_seconds=eta)
+        run.progress.show(line, final=progress.step == phase.steps)
+
+
+def rounded(value: Tensor) -> float | list[float]:
+    return [round(v, 6) for v in value.tolist()] if value.dim() else round(value.item(), 6)
+
+
+def save_checkpoint(
+    run: Run, phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
+) -> None:
+    """Publish where the run stands. Names sort in the order in which they were made."""
+    name = f"p{phase.index:02}-{phase.key}-{progress.step:08}" + ("-end" if end else "")
+    state = {
+        "phase_index": phase.index,
+        "phase": phase.name,
+        "iteration": phase.iteration,
+        "finished": end,
+        "progress": vars(progress),
+        "norms_start": run.nets.norms_start,
+    }
+    checkpoint.publish(run.checkpoints, name, tensors, state, keep=run.config.runtime.keep)

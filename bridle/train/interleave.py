@@ -1,0 +1,128 @@
+"""Algorithm 1: encoder and tokenizer teach each other in turns, for R iterations, resumable at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridle.config import Config
+from bridle.errors import CheckpointError
+from bridle.models.build import (
+    Nets,
+    build_decoder,
+    build_encoder,
+    build_estimator,
+    build_heads,
+    build_nets,
+    build_tokenizer,
+)
+from bridle.train.checkpoint import Loaded, checkpoint_folders, load_latest
+from bridle.train.engine import Phase, fit
+from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
+from bridle.train.run import Results, Run
+
+Evaluate = Callable[[Nets], Mapping[str, Any]]
+
+
+class Turn(NamedTuple):
+    """One entry of the schedule."""
+
+    iteration: int
+    name: str
+
+
+def schedule(config: Config) -> list[Turn]:
+    """The phases of a run in order."""
+    turns: list[Turn] = []
+    for r in range(1, config.schedule.iterations + 1):
+        if config.schedule.mode == "joint":
+            turns.append(Turn(r, "joint"))
+            continue
+        if r > 1:
+            turns.append(Turn(r, "tokenizer"))
+        turns.append(Turn(r, "encoder"))
+    return turns
+
+
+def has_trained_tokenizer(config: Config, turn: Turn) -> bool:
+    """Does this phase work with a tokenizer of its own (and not with the cold start)?"""
+    return config.schedule.mode == "joint" or turn.iteration > 1
+
+
+def restore_nets(config: Config, loaded: Loaded) -> Nets:
+    """The networks exactly as a checkpoint holds them."""
+    turn = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"]))
+    nets = build_nets(config, iteration=turn.iteration, trained_tokenizer=has_trained_tokenizer(config, turn))
+    tensors = loaded.tensors["model"]
+    try:
+        for name, module in nets.modules().items():
+            prefix = f"{name}."
+            module.load_state_dict(
+                {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            )
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{loaded.path}: does not fit the run's config: {str(error).splitlines()[-1].strip()}"
+        ) from error
+    nets.norms_start = loaded.state["norms_start"]
+    return nets
+
+
+def finished_phases(folder: Path) -> list[Path]:
+    """The checkpoints at the ends of encoder (or joint) phases of a run, oldest first."""
+    ends = [path for path in checkpoint_folders(folder / "checkpoints") if path.name.endswith("-end")]
+    return [path for path in ends if "-tokenizer-" not in path.name]
+
+
+def interleave(run: Run, results: Results, evaluate: Evaluate | None) -> None:
+    """Run every phase that is not done yet, and the evaluation after each encoder phase."""
+    turns = schedule(run.config)
+    loaded, messages = load_latest(run.checkpoints)
+    for message in messages:
+        run.progress.note(message)
+    first = 0
+    if loaded is not None:
+        first = int(loaded.state["phase_index"])
+        run.resumed_from = int(loaded.state["progress"]["step"])
+        run.nets = restore_nets(run.config, loaded)
+        run.metrics.rewind(phase_index=first, step=run.resumed_from)
+        run.progress.note(f"continuing from {loaded.path.name}")
+    to_device(run)
+    for index, turn in enumerate(turns[first:], start=first):
+        inside = loaded if loaded is not None and index == first else None
+        if inside is None:
+            renew(run, turn)
+        if inside is None or not inside.state["finished"]:
+            fit(run, build_phase(run, index, turn), inside)
+        if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
+            entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
+            results.add(entry)
+            for callback in run.callbacks:
+                callback.on_evaluation(entry)
+            run.stop.leave("the phase and its evaluation are saved.")
+
+
+def build_phase(run: Run, index: int, turn: Turn) -> Phase:
+    kinds = {"encoder": encoder_phase, "tokenizer": tokenizer_phase, "joint": joint_phase}
+    return kinds[turn.name](run, index=index, iteration=turn.iteration)
+
+
+def renew(run: Run, turn: Turn) -> None:
+    """What is built anew when a phase begins: tokenizer and estimator each iteration, code heads each encoder phase."""
+    config, nets, r = run.config, run.nets, turn.iteration
+    begins_tokenizer = turn.name == "tokenizer" or (turn.name == "joint" and r > 1)
+    if begins_tokenizer:
+        nets.tokenizer = build_tokenizer(config, iteration=r)
+        nets.estimator = build_estimator(config, iteration=r)
+    if turn.name != "tokenizer" and r > 1:
+        nets.heads = build_heads(config, iteration=r)
+        if config.schedule.encoder_restart == "fresh":
+            nets.encoder = build_encoder(config, iteration=r)
+            nets.decoder = build_decoder(config, iteration=r)
+    to_device(run)
+
+
+def to_device(run: Run) -> None:
+    for module in run.nets.modules().values():
+        module.to(run.machine.device)

@@ -1,0 +1,155 @@
+"""What people see and keep of a run: the live line, metrics.jsonl, TensorBoard, and hooks for other trackers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+Row = Mapping[str, Any]
+QUIET_SECONDS = 10.0  # between lines when the output is a file
+
+
+class Callback(Protocol):
+    """Plug for W&B, MLflow and the like: give any object with these methods to `bridle.pretrain(callbacks=[…])`."""
+
+    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None:
+        """The run starts or continues."""
+
+    def on_metrics(self, row: Row) -> None:
+        """One row of metrics.jsonl."""
+
+    def on_evaluation(self, result: Row) -> None:
+        """The result of an evaluation after an encoder phase."""
+
+    def on_end(self) -> None:
+        """The run is finished or interrupted."""
+
+
+class MetricsFile:
+    """metrics.jsonl. On resume, rows behind the checkpoint are dropped, so there are neither gaps nor repeats."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rewind(self, *, phase_index: int, step: int) -> None:
+        """Keep only rows up to `step` of phase `phase_index`."""
+        kept = [row for row in read_rows(self.path) if (row["phase_index"], row["step"]) <= (phase_index, step)]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
+        temporary.replace(self.path)
+
+    def append(self, row: Row) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a .jsonl file; a last line cut short by a crash is left out."""
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+class ProgressLine:
+    """One line that rewrites itself on a terminal, and an occasional line of its own in a log file."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.last_shown = 0.0
+        self.open_line = False
+
+    def show(self, text: str, *, final: bool = False) -> None:
+        """Show the state of things; `final` ends the line."""
+        if self.live:
+            self.stream.write("\r\x1b[2K" + text + ("\n" if final else ""))
+            self.open_line = not final
+        elif final or time.monotonic() - self.last_shown >= QUIET_SECONDS:
+            self.stream.write(text + "\n")
+            self.last_shown = time.monotonic()
+        self.stream.flush()
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        self.stream.write(("\r\x1b[2K" if self.open_line else "") + text + "\n")
+        self.open_line = False
+        self.stream.flush()
+
+
+def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
+    """A row of metrics as the line people read."""
+    parts = [
+        f"iter {row['iteration']}/{iterations} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
+        f"loss {row['loss']:.4f}",
+    ]
+    if "token_accuracy" in row:
+        parts.append(f"accuracy {_stages(row['token_accuracy'])}")
+    if "cosine" in row:
+        parts.append(f"cosine loss {row['cosine']:.3f}")
+    parts.append(f"codes used {_stages(row['code_usage'])}")
+    if row["skipped"]:
+        parts.append(f"skipped {row['skipped']}")
+    parts.append(f"{row['samples_per_second']:,.0f} samples/s")
+    parts.append(f"ETA {clock(eta_seconds)}")
+    return " · ".join(parts)
+
+
+def _stages(values: Sequence[float]) -> str:
+    return "/".join(f"{value:.2f}".lstrip("0") if value < 1 else "1.0" for value in values)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as m:ss or h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class TensorBoard:
+    """Writes every number of every row, under phase/name, when the tensorboard package is installed."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+
+    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None:
+        self.writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")  # type: ignore[no-untyped-call]
+
+    def on_metrics(self, row: Row) -> None:
+        for key, value in row.items():
+            if key in ("iteration", "phase", "step", "steps", "phase_index", "resumed_from"):
+                continue
+            values = {f"/{m + 1}": v for m, v in enumerate(value)} if isinstance(value, list) else {"": value}
+            for suffix, number in values.items():
+                tag = f"iter{row['iteration']}-{row['phase']}/{key}{suffix}"
+                self.writer.add_scalar(tag, number, row["step"])  # type: ignore[no-untyped-call]
+
+    def on_evaluation(self, result: Row) -> None:
+        if result.get("probe"):
+            self.writer.add_scalar("probe/accuracy", result["probe"]["accuracy"], result["iteration"])  # type: ignore[no-untyped-call]
+
+    def on_end(self) -> None:
+        self.writer.close()  # type: ignore[no-untyped-call]
+
+
+def tensorboard_if_installed(folder: Path) -> list[Callback]:
+    """A TensorBoard writer, or nothing where the package is not installed."""
+    try:
+        return [TensorBoard(folder)]
+    except ImportError:
+        return []

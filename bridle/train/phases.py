@@ -1,0 +1,194 @@
+"""The phases of Algorithm 1 as steps: encoder, tokenizer, and both at once. Each reads like the paper's pseudo-code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bridle.config.schema import PhaseConfig
+from bridle.data.loader import Batch
+from bridle.models.build import Nets
+from bridle.models.losses import CodeTargets, Hidden, codebook_loss, cosine_loss, encoder_loss, token_accuracy
+from bridle.models.tokenizer import VitTokenizer
+from bridle.nn.masking import Mask
+from bridle.quantize import Quantized
+from bridle.seeding import generator
+from bridle.train.engine import Draws, Phase, StepResult, move, phase_key
+from bridle.train.run import Run
+
+MOST_START_TOKENS = 131_072
+START_TOKENS_PER_CODE = 64
+
+
+def encoder_phase(run: Run, *, index: int, iteration: int) -> Phase:
+    """Train E and D to predict the frozen tokenizer's codes at masked positions (Algorithm 1, lines 16-20)."""
+    nets = run.nets
+
+    def start() -> None:
+        if iteration == 1:  # later tokenizers were started, and trained, in their own phase
+            start_codebooks(run, phase_key(iteration, "encoder"), run.config.encoder_phase)
+
+    def step(batch: Batch, draws: Draws) -> StepResult:
+        return predict_codes(run, batch, draws)
+
+    phase = _phase(run, run.config.encoder_phase, index=index, iteration=iteration, name="encoder")
+    trained = {"encoder": nets.encoder, "decoder": nets.decoder, "heads": nets.heads}
+    return replace(phase, trained=trained, step=step, start=start)
+
+
+def tokenizer_phase(run: Run, *, index: int, iteration: int) -> Phase:
+    """Teach tokenizer and estimator to explain the frozen encoder (Algorithm 1, lines 4-12)."""
+    nets = run.nets
+    assert nets.estimator is not None  # built together with the tokenizer
+    phase = _phase(run, run.config.tokenizer_phase, index=index, iteration=iteration, name="tokenizer")
+
+    def start() -> None:
+        start_codebooks(run, phase.key, run.config.tokenizer_phase)
+        centre_teacher(run, phase.key, run.config.tokenizer_phase)
+
+    def step(batch: Batch, draws: Draws) -> StepResult:
+        return explain_encoder(run, batch)
+
+    trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
+    return replace(phase, trained=trained, step=step, start=start, after_update=nets.tokenizer.quantizer.ema_update)
+
+
+def joint_phase(run: Run, *, index: int, iteration: int) -> Phase:
+    """L_encoder + α·L_tokenizer, the second every n steps (paper §5)."""
+    nets, schedule = run.nets, run.config.schedule
+    assert nets.estimator is not None  # built together with the tokenizer
+    phase = _phase(run, run.config.encoder_phase, index=index, iteration=iteration, name="joint")
+
+    def start() -> None:
+        start_codebooks(run, phase.key, run.config.encoder_phase)
+        centre_teacher(run, phase.key, run.config.encoder_phase)
+
+    def step(batch: Batch, draws: Draws) -> StepResult:
+        guess = predict_codes(run, batch, draws)
+        if draws.step % schedule.joint_every:
+            return guess
+        explained = explain_encoder(run, batch)
+        loss = guess.loss + schedule.joint_weight * explained.loss
+        return StepResult(loss, guess.codes, guess.values | explained.values, explained.statistics)
+
+    return replace(
+        phase, trained=nets.modules(), step=step, start=start, after_update=nets.tokenizer.quantizer.ema_update
+    )
+
+
+def predict_codes(run: Run, batch: Batch, draws: Draws) -> StepResult:
+    """One masked-prediction step on a micro-batch."""
+    nets, x = run.nets, batch.x  # (B, C, *input)
+    found = targets(nets, x, batch.valid)  # codes (B, T, M), no gradient
+    mask = draws.mask(batch)
+    z = nets.encoder(x, mask=mask, drop=draws.drop_path(batch)).z  # (B, V, D)
+    features = nets.decoder(z, mask=mask, valid=batch.valid)  # (B, T, Dd)
+    hidden = hidden_positions(mask)
+    logits = nets.heads(hidden.take(features))  # M x (B, H, K_m), at masked positions only
+    wanted = CodeTargets(
+        hidden.take(found.codes),
+        None if found.soft_codes is None else hidden.take(found.soft_codes),
+        None if found.soft_weights is None else hidden.take(found.soft_weights),
+    )
+    loss = encoder_loss(logits, wanted, hidden.counted, kind=run.config.loss.codes)
+    with torch.no_grad():
+        accuracy = token_accuracy(logits, wanted.codes, hidden.counted)
+    return StepResult(loss, found.codes, {"token_accuracy": accuracy})
+
+
+def explain_encoder(run: Run, batch: Batch) -> StepResult:
+    """One tokenizer step on a micro-batch: quantize, estimate the teacher's features, compare."""
+    nets, x, weights = run.nets, batch.x, run.config.loss
+    assert isinstance(nets.tokenizer, VitTokenizer)
+    assert nets.estimator is not None
+    z_tilde = nets.tokenizer.encode(x, valid=batch.valid)  # (B, T, Dq)
+    found = nets.tokenizer.quantizer(z_tilde, valid=batch.valid)  # q (B, T, Dq), codes (B, T, M)
+    z = teach(nets, x, batch.valid)  # (B, T, D), no gradient
+    z_hat = nets.estimator(found.straight_through, valid=batch.valid)  # (B, T, D)
+    cosine = cosine_loss(z_hat, nets.estimator.target(z), valid=batch.valid, kind=weights.cosine)
+    pull = codebook_loss(found, commitment_weight=weights.commitment_weight, commitment=weights.commitment)
+    values = {"cosine": cosine.detach(), "commitment": found.commitment.detach(), "energy": found.energy.detach()}
+    statistics = found.statistics() if run.config.quantizer.update == "ema" else None
+    return StepResult(pull + weights.cosine_weight * cosine, found.codes, values, statistics)
+
+
+@torch.no_grad()
+def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> Quantized:
+    """The tokenizer's codes; it sees every patch, masked or not."""
+    found: Quantized = nets.tokenizer.quantizer(nets.tokenizer.encode(x, valid=valid), valid=valid)
+    return found
+
+
+@torch.no_grad()
+def teach(nets: Nets, x: Tensor, valid: Tensor | None) -> Tensor:
+    """The encoder's features of the unmasked input: patch tokens after the final norm."""
+    z: Tensor = nets.encoder(x, valid=valid).z
+    return z
+
+
+def hidden_positions(mask: Mask) -> Hidden:
+    return Hidden.of(mask.masked, mask.masked.shape[1] - mask.visible.shape[1])
+
+
+def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
+    """Start the tokenizer's codebooks from the first un-augmented tokens of the phase's order, then reset rare codes."""
+    quantizer = run.nets.tokenizer.quantizer
+    run.progress.note(f"{key}: starting {quantizer.codebooks} codebook(s) ({run.config.quantizer.start})")
+    latents, valid = [], []
+    with torch.no_grad():
+        for batch in first_batches(run, key, settings):
+            z_tilde = run.nets.tokenizer.encode(batch.x, valid=batch.valid)
+            latents.append(z_tilde)
+            valid.append(torch.ones(z_tilde.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid)
+        tokens = start_tokens(run, settings)
+        flat, counted = torch.cat(latents).flatten(0, 1)[:tokens], torch.cat(valid).flatten()[:tokens]
+        random = generator(run.config.seed, key, "codebooks")
+        quantizer.start_codebooks(flat, generator=random, valid=counted.to(flat.device))
+    run.nets.norms_start = [book.code.detach().norm(dim=-1).tolist() for book in quantizer.books]
+
+
+def centre_teacher(run: Run, key: str, settings: PhaseConfig) -> None:
+    """Measure the mean of the teacher's features, so that a constant cannot explain them."""
+    if not run.config.loss.centre_teacher:
+        return
+    assert run.nets.estimator is not None
+    total, count = torch.zeros(run.config.encoder.width, dtype=torch.float64, device=run.machine.device), 0.0
+    for batch in first_batches(run, key, settings):
+        z = teach(run.nets, batch.x, batch.valid).double()
+        weight = torch.ones_like(z[..., :1]) if batch.valid is None else batch.valid[..., None].double()
+        total += (z * weight).sum((0, 1))
+        count += float(weight.sum())
+    run.nets.estimator.centre_on((total / count).float())
+
+
+def start_tokens(run: Run, settings: PhaseConfig) -> int:
+    """max(global batch, 64·K) tokens, at most 131,072, as far as the data set goes."""
+    T = run.config.geometry.build().tokens
+    wanted = max(settings.batch * T, START_TOKENS_PER_CODE * max(run.config.quantizer.sizes))
+    return min(wanted, MOST_START_TOKENS, len(run.source) * T)
+
+
+def first_batches(run: Run, key: str, settings: PhaseConfig) -> Iterator[Batch]:
+    """The first un-augmented samples of the phase's order in fixed-size micro-batches; leaves when asked to stop."""
+    T = run.config.geometry.build().tokens
+    samples = -(-start_tokens(run, settings) // T)
+    loader = run.loader(phase=key, batch=settings.batch, micro_batch=settings.micro_batch)
+    for batch in loader.first(samples, rows=min(64, samples)):
+        run.stop.leave("nothing of this phase is done yet; the phase before is saved.")
+        run.quarantine(batch.bad, phase=key)
+        yield move(batch, run.machine.device)
+
+
+def _phase(run: Run, settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:
+    samples, cap = len(run.source), run.config.max_steps
+    steps = settings.step_count(samples)
+    steps = steps if cap is None else min(steps, cap)
+
+    def unset(batch: Batch, draws: Draws) -> StepResult:
+        raise AssertionError("a phase must supply its step")
+
+    warmup = min(settings.warmup_count(samples), steps)
+    return Phase(index, iteration, name, steps, warmup, settings, trained={}, step=unset)

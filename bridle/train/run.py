@@ -1,0 +1,156 @@
+"""A run on disk: its directory, its place in Algorithm 1, and everything the engine shares between phases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridle.config import Config, differences, dump_config, read_config
+from bridle.data.loader import BadSample, Loader
+from bridle.data.sources import Source
+from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
+from bridle.models.build import Nets
+from bridle.train.checkpoint import write_json
+from bridle.train.log import Callback, MetricsFile, ProgressLine, read_rows
+from bridle.train.runtime import Machine, StopRequest, environment
+
+# Keys that may differ between the command that began a run and the one that continues it.
+FREE_KEYS = ("summary", "runtime.", "data.workers", "data.root", "probe.")
+
+
+@dataclass
+class Run:
+    """Everything that is the same in all phases of a run."""
+
+    folder: Path
+    config: Config
+    machine: Machine
+    source: Source
+    nets: Nets
+    stop: StopRequest
+    progress: ProgressLine
+    callbacks: Sequence[Callback] = ()
+    resumed_from: int | None = None  # step of the checkpoint this process continued from
+    bad: dict[int, BadSample] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.metrics = MetricsFile(self.folder / "metrics.jsonl")
+        self.bad = {row["index"]: BadSample(row["index"], row["path"], row["reason"]) for row in self._quarantined()}
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def loader(self, *, phase: str, batch: int, micro_batch: int | None) -> Loader:
+        """The batches of a phase, in an order that only seed and phase decide."""
+        data = self.config.data
+        assert data.mean is not None  # `prepare_folder` receives a config with measured statistics
+        assert data.std is not None
+        return Loader(
+            source=self.source,
+            seed=self.config.seed,
+            phase=phase,
+            batch=batch,
+            micro_batch=micro_batch,
+            mean=data.mean,
+            std=data.std,
+            workers=data.workers,
+            augment=data.augment,
+            pin_memory=self.machine.device.type == "cuda",
+        )
+
+    def quarantine(self, found: Sequence[BadSample], *, phase: str) -> None:
+        """List samples that could not be used; too many of them end the run."""
+        for sample in found:
+            if sample.index in self.bad:
+                continue
+            self.bad[sample.index] = sample
+            row = {"index": sample.index, "path": sample.name, "reason": sample.reason, "phase": phase}
+            with self._quarantine_file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            self.progress.note(f"bad sample put aside: {sample.reason}")
+        share, limit = len(self.bad) / len(self.source), self.config.data.bad_share
+        if share > limit:
+            raise DataError(
+                f"{len(self.bad)} of {len(self.source)} samples cannot be used, more than data.bad_share={limit}; they "
+                f"are listed in {self._quarantine_file}. Mend or remove them, or raise data.bad_share."
+            )
+
+    @property
+    def _quarantine_file(self) -> Path:
+        return self.folder / "quarantine.jsonl"
+
+    def _quarantined(self) -> list[dict[str, Any]]:
+        return read_rows(self._quarantine_file)
+
+
+def prepare_folder(folder: Path, config: Config, *, command: str | None) -> None:
+    """Create a run directory, or check that an existing one holds the same experiment; record the environment."""
+    stored = folder / "config.yaml"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder}: exists and is not a directory; choose another --out.")
+    if stored.exists():
+        _require_same(read_config(stored), config, folder)
+    elif folder.exists() and any(path.name != "run.lock" for path in folder.iterdir()):
+        raise UsageError(f"{folder}: not empty and not a run of bridle; choose another --out.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / ".config.yaml.tmp"
+        temporary.write_text(dump_config(config), encoding="utf-8")
+        temporary.replace(stored)
+        write_json(folder / "environment.json", environment(command))
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder}: cannot be written ({error.strerror or error}); choose another --out."
+        ) from error
+
+
+def _require_same(stored: Config, wanted: Config, folder: Path) -> None:
+    changed = [line for line in differences(stored, wanted) if not line.startswith(FREE_KEYS)]
+    if changed:
+        shown = "; ".join(changed[:4]) + ("; …" if len(changed) > 4 else "")
+        raise ConfigError(
+            f"{folder} holds a run with another config ({shown}); use another --out, or the config it began with."
+        )
+
+
+def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float]) -> Config:
+    """The config with normalisation written in."""
+    data = config.data.model_copy(update={"mean": tuple(mean), "std": tuple(std)})
+    return config.model_copy(update={"data": data})
+
+
+class Results:
+    """results.json: baselines and one entry per evaluation; written whole after every change."""
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        self.value: dict[str, Any] = {"format": 1, **header, "baselines": {}, "evaluations": []}
+        if path.exists():
+            try:
+                self.value = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise CheckpointError(
+                    f"{path}: damaged ({error}); delete it and run again to redo the evaluations."
+                ) from error
+
+    @classmethod
+    def anew(cls, path: Path, header: Mapping[str, Any]) -> Results:
+        """Forget what the file says."""
+        path.unlink(missing_ok=True)
+        return cls(path, header)
+
+    def has(self, iteration: int) -> bool:
+        return any(entry["iteration"] == iteration for entry in self.value["evaluations"])
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        others = [old for old in self.value["evaluations"] if old["iteration"] != entry["iteration"]]
+        self.value["evaluations"] = sorted([*others, dict(entry)], key=lambda e: int(e["iteration"]))
+        write_json(self.path, self.value)
+
+    def set_baselines(self, baselines: Mapping[str, Any]) -> None:
+        self.value["baselines"] = dict(baselines)
+        write_json(self.path, self.value)

@@ -1,0 +1,121 @@
+"""The machine a run meets: device, precision, threads, signals, the lock on the run directory, the environment record."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import platform
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+
+from bridle.config.schema import RuntimeConfig
+from bridle.cpu import make_bf16_safe
+from bridle.errors import ConfigError, Interrupted, UsageError
+
+
+def choose_device(wanted: str) -> torch.device:
+    """`auto` takes CUDA, then Apple's MPS, then the CPU."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"runtime.device: {wanted!r} cannot be used here ({reason}); try runtime.device=cpu."
+        ) from error
+    return device
+
+
+def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16"]:
+    """bf16 where it is the sensible default (GPUs) or asked for and safe; fp32 elsewhere."""
+    if wanted == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    if device.type == "cpu" and (wanted == "bf16" or torch.get_float32_matmul_precision() == "medium"):
+        make_bf16_safe()  # "medium" makes fp32 products go through bf16
+    return "bf16" if wanted == "bf16" else "fp32"
+
+
+class Machine:
+    """Device and number format of a run."""
+
+    def __init__(self, config: RuntimeConfig) -> None:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = choose_device(config.device)
+        self.precision = choose_precision(config.precision, self.device)
+        if config.deterministic:
+            torch.use_deterministic_algorithms(True)
+
+    def autocast(self) -> torch.autocast:
+        """bf16 for the networks where asked for; quantizer and losses stay in float32 by themselves."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+
+class StopRequest:
+    """Notes Ctrl-C and SIGTERM; loops poll it and leave at a safe place. A second signal changes nothing."""
+
+    CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # noqa: RUF012 - a constant table
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Handle the signals inside the block, then put the old handlers back. Outside the main thread: no handlers."""
+        try:
+            before = {number: signal.signal(number, self._note) for number in self.CODES}
+        except ValueError:  # not the main thread, where Python allows no handlers
+            before = {}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.received = self.received or number
+
+    def leave(self, saved: str) -> None:
+        """Raise Interrupted if a signal has arrived; `saved` says what is safe."""
+        if self.received is not None:
+            name = signal.Signals(self.received).name
+            raise Interrupted(
+                f"stopped by {name}; {saved} Run the same command again to continue.",
+                exit_code=self.CODES[signal.Signals(self.received)],
+            )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One command at a time in a run directory. The lock is the kernel's, so a crash releases it."""
+    with (folder / "run.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(
+                f"{folder}: another bridle command is running in this directory; wait for it to end."
+            ) from None
+        yield
+
+
+def environment(command: str | None = None) -> dict[str, Any]:
+    """Versions and settings that a result depends on."""
+    return {
+        "bridle": importlib.metadata.version("bridle"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+        "command": command or " ".join(sys.argv),
+    }

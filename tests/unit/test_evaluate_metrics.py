@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bridle.evaluate.metrics import (
+    average_precision,
+    balanced_accuracy,
+    best_class,
+    bootstrap_interval,
+    mean_average_precision,
+    top_k_accuracy,
+)
+from bridle.seeding import generator
+
+
+def test_top_k_counts_the_true_class_among_the_k_best() -> None:
+    scores = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
+    y = np.array([0, 1, 2])
+    assert [top_k_accuracy(scores, y, k) for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
+
+
+def test_the_best_class_of_equal_scores_is_the_one_that_counts_as_a_hit() -> None:
+    scores = np.zeros((3, 3))
+    assert best_class(scores).tolist() == [2, 2, 2]
+    assert top_k_accuracy(scores, np.array([0, 1, 2])) == pytest.approx(1 / 3)
+
+
+def test_balanced_accuracy_weighs_a_rare_class_like_a_common_one() -> None:
+    y = np.array([0] * 9 + [1])
+    assert balanced_accuracy(np.zeros(10, dtype=int), y) == pytest.approx(0.5)
+
+
+def test_average_precision_of_a_hand_worked_ranking() -> None:
+    scores = np.array([[0.9], [0.8], [0.7], [0.6]])
+    truth = np.array([[1], [0], [1], [0]])
+    assert average_precision(scores, truth)[0] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+
+
+def test_a_class_without_positives_is_left_out_of_the_mean() -> None:
+    scores = np.array([[0.9, 0.1], [0.1, 0.9]])
+    truth = np.array([[1, 0], [0, 0]])
+    assert mean_average_precision(scores, truth) == pytest.approx(1.0)
+
+
+def test_the_bootstrap_interval_is_as_wide_as_the_binomial_says() -> None:
+    hits = np.arange(400) < 300
+    low, high = bootstrap_interval(hits, generator=generator(0, "test"))
+    spread = 1.96 * np.sqrt(0.75 * 0.25 / 400)  # 0.0424
+    assert low == pytest.approx(0.75 - spread, abs=0.008)
+    assert high == pytest.approx(0.75 + spread, abs=0.008)
