@@ -94,17 +94,18 @@ def _load(
     overrides: Mapping[str, Any] | Sequence[str],
     settings: Mapping[str, Any],
 ) -> Config:
-    given = [f"{key}={_plain(value)}" for key, value in settings.items()]
-    more = (
-        [f"{key}={_plain(value)}" for key, value in overrides.items()]
-        if isinstance(overrides, Mapping)
-        else list(overrides)
-    )
+    changes = _as_overrides(settings)
+    changes += _as_overrides(overrides) if isinstance(overrides, Mapping) else list(overrides)
     if dataset is None:
-        return load_config(str(recipe), [*given, *more])
+        return load_config(str(recipe), changes)
     shape = _item_shape(dataset)
     follow = ["data.source=dataset", f"geometry.channels={shape[0]}", f"geometry.input={list(shape[1:])}"]
-    return load_config(str(recipe), [*follow, *given, *more])
+    # What a recipe says of its own data's mean does not hold for this one.
+    return load_config(str(recipe), [*follow, "data.mean=null", "data.std=null", *changes])
+
+
+def _as_overrides(values: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_plain(value)}" for key, value in values.items()]
 
 
 def _plain(value: Any) -> str:

@@ -88,9 +88,7 @@ def show(
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="The run directory; the same command continues the run in it.")] = Path(
-        "run"
-    ),
+    out: Annotated[Path, typer.Option(help="The run directory; the same command continues it.")] = Path("run"),
     max_steps: Annotated[int | None, typer.Option(min=1, help="Cap every phase at this many steps.")] = None,
 ) -> None:
     """Train encoder and tokenizer in turns (Algorithm 1); run the same command again to continue.

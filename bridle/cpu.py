@@ -25,7 +25,8 @@ def make_bf16_safe() -> str:
         return "bf16 works on this CPU as it is"
     if not _survives(CAP):
         raise ConfigError(
-            "runtime.precision: bf16 does not work on this CPU (a trial in a child process died); use runtime.precision=fp32."
+            "runtime.precision: bf16 does not work on this CPU (a trial in a child process died); "
+            "use runtime.precision=fp32."
         )
     if "torch" in sys.modules:
         raise ConfigError(

@@ -51,7 +51,7 @@ def _devices() -> str:
     found = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         found.append("mps")
-    return ", ".join([*found, f"cpu ({torch.backends.cpu.get_capability()})"])
+    return ", ".join([*found, f"cpu ({torch.backends.cpu.get_cpu_capability()})"])
 
 
 def _codecs() -> str:

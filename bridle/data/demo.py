@@ -11,8 +11,7 @@ from math import pi
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from bridle.data.audio import LogMel
 from bridle.data.memory import TensorSource
@@ -47,7 +46,7 @@ def digit_pictures() -> dict[str, Pictures]:
     loaded = load_digits()
     label = torch.from_numpy(loaded.target).long()
     x = torch.from_numpy(loaded.images).float()[:, None] / 16  # (N, 1, 8, 8)
-    x = F.interpolate(x, scale_factor=2, mode="bicubic", align_corners=False).clamp(0, 1)[:, 0]
+    x = nn.functional.interpolate(x, scale_factor=2, mode="bicubic", align_corners=False).clamp(0, 1)[:, 0]
     # Each image's place within its class, as a share of the class: the lowest 20 % of all are 20 % of every class.
     lot = torch.rand(len(x), generator=generator("digits", "split"))
     place = torch.empty(len(x), dtype=torch.float64)
@@ -78,7 +77,7 @@ def digits() -> Splits:
 def shift(x: Tensor, generator: torch.Generator) -> Tensor:
     """(C, H, W) moved by up to SHIFT pixels on both axes, black moving in."""
     top, left = torch.randint(2 * SHIFT + 1, (2,), generator=generator).tolist()
-    padded = F.pad(x, (SHIFT, SHIFT, SHIFT, SHIFT))
+    padded = nn.functional.pad(x, (SHIFT, SHIFT, SHIFT, SHIFT))
     return padded[:, top : top + x.shape[1], left : left + x.shape[2]]
 
 
@@ -106,7 +105,7 @@ def moving_clips(pictures: Pictures, *, count: int, randomness: torch.Generator)
     """`count` clips (count, 1, 8, 24, 24); clip i moves in direction i mod 8."""
     shown = pictures.x[torch.randint(len(pictures.x), (count,), generator=randomness)]
     margin = FIELD - shown.shape[-1]
-    field = F.pad(shown, (0, margin, 0, margin))  # (N, 24, 24)
+    field = nn.functional.pad(shown, (0, margin, 0, margin))  # (N, 24, 24)
     angle = torch.arange(count) % 8 * (pi / 4)
     heading = torch.stack([angle.sin(), angle.cos()], dim=1)  # (N, 2): down, right
     speed = SPEED[0] + (SPEED[1] - SPEED[0]) * torch.rand(count, 1, generator=randomness)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from math import exp, log, sqrt
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil, exp, log, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,13 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # by content; a closed list keeps away
 STRETCH = 4 / 3  # a crop is up to this much wider or taller than the sample's own shape
 TRIES = 10  # crops drawn before the centre is taken
 
+ORIENTATION = 0x0112  # the EXIF tag
+# What turns a picture upright: Image.Transpose's FLIP_LEFT_RIGHT, ROTATE_180, FLIP_TOP_BOTTOM, TRANSPOSE, ROTATE_270,
+# TRANSVERSE and ROTATE_90, by their numbers, because Pillow is imported late.
+TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+
 Box = tuple[float, float, float, float]  # left, top, right, bottom
+Choose = Callable[[tuple[int, int]], Box]  # upright (width, height) -> the part to show
 
 
 class ImageFolder:
@@ -61,16 +68,15 @@ class ImageFolder:
         return len(self.paths)
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
-        image = open_image(self.paths[index], channels=self.channels)
-        if generator is None:
-            x = resize(image, centre_box(image.size, size=self.size), size=self.size)
-        else:
-            box = random_box(image.size, size=self.size, scale=self.crop_scale, generator=generator)
-            x = resize(image, box, size=self.size)
-            if self.flip and torch.rand((), generator=generator) < 0.5:
-                x = x.flip(-1)
-        label = None if self.labels is None else self.labels[index]
-        return Sample(x=x.expand(self.channels, -1, -1), label=label)  # a grey picture is the same in every channel
+        def choose(picture: tuple[int, int]) -> Box:
+            if generator is None:
+                return centre_box(picture, size=self.size)
+            return random_box(picture, size=self.size, scale=self.crop_scale, generator=generator)
+
+        x = read_part(self.paths[index], choose, channels=self.channels, size=self.size)
+        if generator is not None and self.flip and torch.rand((), generator=generator) < 0.5:
+            x = x.flip(-1)
+        return Sample(x=x, label=None if self.labels is None else self.labels[index])
 
     def describe(self, index: int) -> str:
         return printable(self.paths[index])
@@ -105,19 +111,50 @@ def open_images(
     return Splits(train=train, test=test)
 
 
-def open_image(path: Path, *, channels: int) -> Image.Image:
-    """The decoded picture, upright, in mode L, RGB (0..255) or F (16-bit grey, scaled to 0..255)."""
-    from PIL import Image, ImageOps
+def read_image(path: Path, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """The centre of one picture as (C, H, W) in [0, 1]."""
+    return read_part(path, partial(centre_box, size=size), channels=channels, size=size)
+
+
+def read_part(path: Path, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """The part of a picture that `choose` names for its upright (width, height), as (C, H, W) in [0, 1]."""
+    from PIL import Image
 
     try:
         with warnings.catch_warnings():
             # Pillow warns of pictures above 89 megapixels and refuses those of twice that; the refusal is enough.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as image:
-                image.load()
-                return plain_mode(ImageOps.exif_transpose(image), channels=channels)
+                return cut_out(image, choose, channels=channels, size=size)
     except Exception as error:  # decoders meet damaged files with errors of every type
         raise DataError(f"{quoted(path)} cannot be read as an image: {reason(error)}.") from error
+
+
+def cut_out(image: Image.Image, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """Decode an opened picture and scale the chosen part of it."""
+    from PIL import Image
+
+    turned = orientation(image)
+    width, height = image.size[::-1] if turned >= 5 else image.size  # upright
+    left, top, right, bottom = choose((width, height))
+    # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, much faster; ask for twice what the part needs to be sharp.
+    needed = (ceil(2 * size[1] * width / (right - left)), ceil(2 * size[0] * height / (bottom - top)))
+    image.draft(None, needed[::-1] if turned >= 5 else needed)
+    image.load()
+    upright = image.transpose(TURNS[turned]) if turned in TURNS else image
+    across, down = upright.width / width, upright.height / height
+    box = left * across, top * down, min(right * across, upright.width), min(bottom * down, upright.height)
+    part = plain_mode(upright, channels=channels).resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
+    x = torch.from_numpy(np.array(part, dtype=np.float32)).div_(255).clamp_(0, 1)  # (H, W) or (H, W, 3)
+    return x.expand(channels, -1, -1) if x.dim() == 2 else x.permute(2, 0, 1).contiguous()
+
+
+def orientation(image: Image.Image) -> int:
+    """How the camera was held, 1 to 8, by the EXIF tag; 1 (upright) if there is none."""
+    try:
+        return int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a good picture with a damaged note about the camera is still a good picture
+        return 1
 
 
 def reason(error: Exception) -> str:
@@ -129,7 +166,7 @@ def reason(error: Exception) -> str:
 
 
 def plain_mode(image: Image.Image, *, channels: int) -> Image.Image:
-    """Palette, alpha, CMYK, 1-bit and 16-bit pictures as L, RGB or F."""
+    """Palette, alpha, CMYK, 1-bit and 16-bit pictures as L, RGB (0 to 255) or F (16-bit grey, scaled to 0 to 255)."""
     from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits per pixel; Pillow's own conversion would cut everything above 255
@@ -138,18 +175,7 @@ def plain_mode(image: Image.Image, *, channels: int) -> Image.Image:
         picture = image.convert("RGBA")
         white = Image.new("RGBA", picture.size, (255, 255, 255, 255))  # what is transparent shows the page behind it
         image = Image.alpha_composite(white, picture)
-    if image.mode in ("L", "1") or channels == 1:
-        return image.convert("L")
-    return image.convert("RGB")
-
-
-def resize(image: Image.Image, box: Box, *, size: tuple[int, int]) -> Tensor:
-    """The part `box` of the picture as (1 or 3, H, W) in [0, 1]."""
-    from PIL import Image
-
-    part = image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
-    x = torch.from_numpy(np.array(part, dtype=np.float32)).div_(255).clamp_(0, 1)  # (H, W) or (H, W, 3)
-    return x[None] if x.dim() == 2 else x.permute(2, 0, 1).contiguous()
+    return image.convert("L" if channels == 1 or image.mode in ("L", "1") else "RGB")
 
 
 def centre_box(picture: tuple[int, int], *, size: tuple[int, int]) -> Box:

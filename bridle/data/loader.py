@@ -9,7 +9,8 @@ Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from bridle.errors import BridleError, DataError, UsageError
 from bridle.seeding import generator, mix
 
 ATTEMPTS = 20  # replacements tried for one bad sample; with half of all files bad, one row in a million fails
+SMALLEST_STD = 1e-6  # a channel that varies less counts as constant
 
 
 class BadSample(NamedTuple):
@@ -84,7 +86,7 @@ class Maker:
         bad: dict[int, BadSample] = {}
         found = [self._sound(index, at, draw, bad) for index, at in zip(drawn, positions, strict=True)]
         samples = [sample for _, sample in found]
-        x = torch.stack([sample.x for sample in samples])
+        x = torch.stack([sample.x for sample in samples])  # (B, C, *input)
         return Batch(
             x=normalise(x, mean=self.mean, std=self.std),
             index=torch.tensor([index for index, _ in found], dtype=torch.int64),
@@ -107,7 +109,7 @@ class Maker:
             index = mix(self.seed, "replace", index, attempt) % len(self.source)
         last = next(reversed(bad.values()))
         raise DataError(
-            f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one {last.name}: {last.reason} "
+            f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
             "Run 'bridle data check' on the data."
         )
 
@@ -197,42 +199,55 @@ def sequential(
     yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
 
 
-def measure(source: Source, *, limit: int = 2048, seed: int = 0) -> Moments:
+def measure(source: Source, *, limit: int = 2048, seed: int = 0, workers: int = 0) -> Moments:
     """Mean and standard deviation per channel over up to `limit` samples spread over the source; bad ones are skipped.
 
     Streaming in float64: with n values seen and n' new ones, δ = mean' − mean,
     mean ← mean + δ·n'/(n+n'),   M2 ← M2 + M2' + δ²·n·n'/(n+n'),   var = M2/n.
     """
-    order = Order(size=len(source), seed=seed, phase="measure")
+    chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
     count, n, reason = 0, 0, ""
-    mean = total = torch.zeros(0, dtype=torch.float64)
-    for index in order.at(range(min(limit, len(source)))).tolist():
-        try:
-            x = load_sound(source, index, None).x.flatten(1).double()  # (C, values)
-        except DataError as error:
-            reason = str(error)
+    mean = squares = torch.zeros((), dtype=torch.float64)
+    for found in in_order(partial(spread, source), chosen, workers=workers):
+        if isinstance(found, DataError):
+            reason = str(found)
             continue
-        new, new_mean = x.shape[1], x.mean(1)
-        if n == 0:
-            mean, total = torch.zeros_like(new_mean), torch.zeros_like(new_mean)
-        delta = new_mean - mean
-        total = total + (x - new_mean[:, None]).square().sum(1) + delta.square() * (n * new / (n + new))
-        mean = mean + delta * (new / (n + new))
-        n, count = n + new, count + 1
+        delta, share = found.mean - mean, found.n / (n + found.n)
+        squares = squares + found.squares + delta.square() * (n * share)
+        mean = mean + delta * share
+        n, count = n + found.n, count + 1
     if count == 0:
-        raise DataError(f"none of the {min(limit, len(source))} samples tried can be used; the last one: {reason}")
-    std = (total / n).sqrt()
-    constant = tuple(int(c) for c in torch.nonzero(std < 1e-6).flatten())
+        raise DataError(f"none of the {len(chosen)} samples tried can be used; the last one: {reason}")
+    std = (squares / n).sqrt()
+    constant = tuple(int(channel) for channel in torch.nonzero(std < SMALLEST_STD).flatten())
     if len(constant) == len(std):
         raise DataError(
-            f"all {count} samples measured are constant ({[round(m, 6) for m in mean.tolist()]}); there is nothing to "
-            "learn from. Check that the files hold what they should."
+            f"all values of the {count} samples measured are the same, {mean.tolist()} per channel; there is nothing "
+            "to learn from. Check that the files hold what they should."
         )
-    std[list(constant)] = 1.0  # a dead channel becomes zero instead of noise blown up a million times
+    std[list(constant)] = 1.0  # a dead channel becomes zero, not rounding noise blown up a million times
     return Moments(mean=tuple(mean.tolist()), std=tuple(std.tolist()), count=count, constant=constant)
 
 
-def made(maker: Maker, draws: Iterator[Draw] | list[Draw], *, workers: int, pin_memory: bool) -> Iterator[Batch]:
+class Spread(NamedTuple):
+    """What one sample adds to the moments, per channel."""
+
+    n: int  # values
+    mean: Tensor  # (C,) float64
+    squares: Tensor  # (C,) float64, summed squares around the mean
+
+
+def spread(source: Source, index: int) -> Spread | DataError:
+    """The moments of sample `index`, or why it cannot be used."""
+    try:
+        x = load_sound(source, index, None).x.flatten(1).double()  # (C, values)
+    except DataError as error:
+        return error
+    mean = x.mean(1)
+    return Spread(x.shape[1], mean, (x - mean[:, None]).square().sum(1))
+
+
+def made(maker: Maker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Iterator[Batch]:
     """The batches of the draws, in order; an error that ended one is raised here, in the main process."""
     for result in in_order(maker, draws, workers=workers, pin_memory=pin_memory):
         if isinstance(result, BridleError):

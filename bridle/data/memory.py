@@ -36,7 +36,7 @@ class TensorSource:
     ) -> None:
         if labels is not None and len(labels) != len(x):
             raise DataError(f"{len(x)} samples came with {len(labels)} labels; expected one label for each sample.")
-        self.x = x
+        self.x = x.float()
         self.labels: Sequence[int] | None = None if labels is None else [int(label) for label in labels]
         self.classes = classes
         self.augment = augment

@@ -1,10 +1,10 @@
 """A small synthesizer: ten kinds of sounds, one second each, with random parameters, in random background noise.
 
-    tone      one sine                          tremolo   a sine swelling 6 to 16 times a second
-    harmonic  a sine with seven overtones       clicks    short clicks, 10 to 30 a second
-    rise      a sine gliding up, 1 to 2 octaves burst     white noise
-    fall      a sine gliding down               band      noise in a band of half an octave
-    vibrato   a sine waving 4 to 8 times a second         pluck     a string: harmonics, the high ones dying first
+    tone      one sine                               tremolo  a sine swelling 6 to 16 times a second
+    harmonic  a sine with seven overtones            clicks   short clicks, 10 to 30 a second
+    rise      a sine gliding up by 1 to 2 octaves    burst    white noise
+    fall      the same, gliding down                 band     noise in a band of half an octave
+    vibrato   a sine waving 4 to 8 times a second    pluck    a string: overtones, the high ones dying first
 
 Random for each sound: pitch, level, onset, length, attack; for its background: colour of the noise (white to brown),
 level, and mains hum. The level of the sound against the noise decides how hard the set is.
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 RATE = 16_000  # samples per second, and samples per sound
-PITCH = (200.0, 1600.0)  # Hz, even on a logarithmic scale
+PITCH = (300.0, 1200.0)  # Hz, even on a logarithmic scale
 LENGTH = (0.25, 0.8)  # seconds
-SNR = (-5.0, 20.0)  # dB of the sound, while it lasts, over the noise
+SNR = (0.0, 20.0)  # dB of the sound, while it lasts, over the noise
 
 
 class Draw:
@@ -41,9 +41,8 @@ class Draw:
         return torch.randn(self.n, RATE, generator=self.randomness)  # (n, RATE)
 
 
-Voice = Callable[
-    [Draw, Tensor, Tensor], Tensor
-]  # parameters, seconds since onset (n, RATE), length (n, 1) -> (n, RATE)
+# (parameters, seconds since onset (n, RATE), length in seconds (n, 1)) -> (n, RATE)
+Voice = Callable[[Draw, Tensor, Tensor], Tensor]
 
 
 def phase(frequency: Tensor) -> Tensor:

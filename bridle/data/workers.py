@@ -8,16 +8,17 @@ process group, because the main process still needs them to reach the end of its
 from __future__ import annotations
 
 import atexit
-import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing.synchronize import Event
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from bridle.errors import DataError
@@ -26,6 +27,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PREFETCH = 2  # results each worker prepares ahead
+GRACE = 2.0  # seconds a worker has to end by itself
 
 
 class Mapped(Dataset[Result], Generic[Item, Result]):
@@ -54,7 +56,7 @@ def in_order(
 def _by_workers(
     function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, pin_memory: bool
 ) -> Iterator[Result]:
-    closing = multiprocessing.get_context().Event()
+    closing = torch.zeros(1, dtype=torch.bool).share_memory_()
     loader: DataLoader[Result] = DataLoader(
         Mapped(function),
         batch_size=None,  # the function makes whole batches
@@ -66,45 +68,54 @@ def _by_workers(
         pin_memory=pin_memory and torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),  # or the iterator would draw a seed from the global generator
     )
-    # Runs before multiprocessing's own exit hook, which asks workers to end by SIGTERM and waits for them.
-    atexit.register(closing.set)
+
+    def close() -> None:
+        closing.fill_(True)
+
+    # Runs before multiprocessing's own exit hook, which waits for the workers to end.
+    atexit.register(close)
+    results = iter(loader)
     try:
-        yield from _watched(iter(loader))
-    finally:
-        closing.set()
-        atexit.unregister(closing.set)
-
-
-def _watched(results: Iterator[Result]) -> Iterator[Result]:
-    while True:
-        try:
-            result = next(results)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            if "DataLoader worker" in str(error):
-                raise DataError(
-                    f"a data worker died ({str(error).splitlines()[0]}); it may have run out of memory, or of room in "
-                    "/dev/shm. Use fewer data workers, or 0, and run the same command again."
-                ) from error
+        while True:
+            try:
+                result = next(results)
+            except StopIteration:
+                return
+            yield result
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
             raise
-        yield result
+        raise DataError(
+            f"a data worker died ({str(error).splitlines()[0]}); it may have run out of memory, or of room in "
+            "/dev/shm. Use fewer data workers, or 0, and run the same command again."
+        ) from error
+    finally:
+        close()
+        atexit.unregister(close)
 
 
 def _as_it_is(result: Result) -> Result:
     return result
 
 
-def _start_worker(closing: Event, worker: int) -> None:
-    """Settle a worker: one thread, deaf to Ctrl-C, and leaving at SIGTERM only when the main process is done."""
-
-    def leave(signum: int, frame: object) -> None:
-        if closing.is_set():
-            os._exit(0)
-
+def _start_worker(closing: Tensor, worker: int) -> None:
+    """Settle a worker: one thread, deaf to signals, and leaving when the main process is done or gone."""
     torch.set_num_threads(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, leave)
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_, _go_on)  # not SIG_IGN, which programs started from here would inherit
+    threading.Thread(target=_leave_in_time, args=(closing, os.getppid()), daemon=True).start()
+
+
+def _go_on(signum: int, frame: object) -> None:
+    """The main process decides when to stop."""
+
+
+def _leave_in_time(closing: Tensor, parent: int) -> None:
+    """End this process, whatever it is doing, when it is no longer needed."""
+    while not closing.item() and os.getppid() == parent:
+        time.sleep(0.25)
+    time.sleep(GRACE)  # torch's own way of ending a worker comes first
+    os._exit(0)
 
 
 @contextmanager

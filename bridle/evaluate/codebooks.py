@@ -127,7 +127,7 @@ def verdicts(stages: Sequence[StageHealth]) -> list[Verdict]:
 
 
 def _verdicts_on(stage: StageHealth) -> list[Verdict]:
-    used = f"{stage.usage_rate:.0%} of {stage.codes:,} codes in use, effective use {stage.effective_usage:.2f}"
+    used = f"{100 * stage.usage_rate:.0f} % of {stage.codes:,} codes in use, effective use {stage.effective_usage:.2f}"
     if stage.tokens < TOKENS_PER_CODE * stage.codes:
         text = f"cannot be judged: {stage.tokens:,} tokens are too few for {stage.codes:,} codes; use more samples."
         return [Verdict(stage.stage, "warn", text)]
@@ -149,7 +149,9 @@ def _verdicts_on(stage: StageHealth) -> list[Verdict]:
             "often silence, padding or a flat background: check the data, "
             "and prefer quantizer.residual=once, which does not blow up small residuals."
         )
-        found.append(Verdict(stage.stage, "warn", f"one code takes {stage.top_share:.0%} of all tokens; {advice}"))
+        found.append(
+            Verdict(stage.stage, "warn", f"one code takes {100 * stage.top_share:.0f} % of all tokens; {advice}")
+        )
     if _tells_position(stage):
         advice = "codes describe where a patch is, not what it shows; a tokenizer should not see positions."
         share = f"{stage.position_information:.2f} of {stage.entropy:.2f} nats"

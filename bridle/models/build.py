@@ -146,7 +146,7 @@ def build_estimator(config: Config, *, iteration: int) -> Estimator:
 
 
 def build_nets(config: Config, *, iteration: int = 1, trained_tokenizer: bool = False) -> Nets:
-    """The networks as a run needs them in `iteration`: with the cold start, or with a trainable tokenizer and estimator."""
+    """All networks of an iteration: with the cold start, or with a trainable tokenizer and its estimator."""
     return Nets(
         encoder=build_encoder(config, iteration=1),
         decoder=build_decoder(config, iteration=1),

@@ -78,4 +78,5 @@ class CodeHeads(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, ...]:
         """(N, Dd) -> M logits (N, K_m)."""
-        return self.linear(features).split(self.sizes, dim=-1)
+        logits: tuple[Tensor, ...] = self.linear(features).split(self.sizes, dim=-1)
+        return logits

@@ -59,7 +59,7 @@ class Encoder(nn.Module):
     def forward(
         self, x: Tensor, *, mask: Mask | None = None, valid: Tensor | None = None, drop: Tensor | None = None
     ) -> Encoded:
-        """Features of the visible tokens (`mask` given) or of all; `valid` (B, T) marks padding, `drop` is drop-path."""
+        """Features of the visible tokens (with `mask`) or of all; `valid` (B, T) marks padding, `drop` is drop-path."""
         z = self.embed(x) + self.position  # (B, C, *input) -> (B, T, D)
         key_valid = valid
         if mask is not None:

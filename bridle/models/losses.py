@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from bridle.quantize import Quantized
 
@@ -18,7 +18,7 @@ from bridle.quantize import Quantized
 class Hidden(NamedTuple):
     """The masked positions of a batch as a rectangle, so that heads and loss run there and nowhere else."""
 
-    index: Tensor  # (B, H) int64
+    at: Tensor  # (B, H) int64, which token
     counted: Tensor  # (B, H) bool; False on spare slots of samples with padding
 
     @classmethod
@@ -30,7 +30,7 @@ class Hidden(NamedTuple):
     def take(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (B, H, ...)."""
         extra = x.dim() - 2
-        index = self.index.reshape(*self.index.shape, *(1,) * extra).expand(*self.index.shape, *x.shape[2:])
+        index = self.at.reshape(*self.at.shape, *(1,) * extra).expand(*self.at.shape, *x.shape[2:])
         return x.gather(1, index)
 
 
@@ -56,18 +56,18 @@ def _head_loss(logits: Tensor, targets: CodeTargets, m: int, kind: str) -> Tenso
     """(B, H, K) -> (B, H)."""
     logits = logits.float()
     if kind == "ce" and targets.soft_codes is None:
-        return F.cross_entropy(logits.flatten(0, 1), targets.codes[..., m].flatten(), reduction="none").view(
+        return cross_entropy(logits.flatten(0, 1), targets.codes[..., m].flatten(), reduction="none").view(
             logits.shape[:2]
         )
     if targets.soft_codes is None or targets.soft_weights is None:
-        wanted = F.one_hot(targets.codes[..., m], logits.shape[-1]).float()
+        wanted = one_hot(targets.codes[..., m], logits.shape[-1]).float()
     else:
         wanted = torch.zeros_like(logits).scatter_add_(
             -1, targets.soft_codes[..., m, :], targets.soft_weights[..., m, :].float()
         )
     if kind == "ce":
         return -(wanted * logits.log_softmax(-1)).sum(-1)
-    return F.binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(-1)
+    return binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(-1)
 
 
 def token_accuracy(logits: Sequence[Tensor], codes: Tensor, counted: Tensor) -> Tensor:
@@ -94,5 +94,7 @@ def cosine_loss(
     norms = (z_hat.norm(dim=-1) * z.norm(dim=-1)).clamp_min(eps)
     weight = torch.ones_like(dot) if valid is None else valid.to(dot.dtype)
     if kind == "ratio":
-        return (1 - (dot * weight).sum(1) / (norms * weight).sum(1).clamp_min(eps)).mean()
-    return ((1 - dot / norms) * weight).sum() / weight.sum().clamp_min(1.0)
+        per_sample: Tensor = 1 - (dot * weight).sum(1) / (norms * weight).sum(1).clamp_min(eps)
+        return per_sample.mean()
+    total: Tensor = ((1 - dot / norms) * weight).sum()
+    return total / weight.sum().clamp_min(1.0)

@@ -64,7 +64,7 @@ class Windows(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the buffer; on leaving the meta device compute it, because `to_empty` would leave it undefined."""
         was_meta = self.pairs.is_meta
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # torch has no annotation here
         if was_meta and not self.pairs.is_meta:
             self.pairs = self._allowed_pairs().to(self.pairs.device)
         return self

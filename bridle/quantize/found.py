@@ -111,13 +111,16 @@ class Quantized:
         # One more row than codes, where padding goes: no value there, finite or not, can reach a sum.
         n = [torch.zeros(len(c) + 1, dtype=torch.float64, device=x.device) for c in codes]
         l_sum = [torch.zeros(len(c) + 1, c.shape[1], dtype=torch.float64, device=x.device) for c in codes]
+        counted = [self._counted(stage) for stage in range(len(codes))]
+        for stage, pairs in enumerate(counted):
+            for index, weight in pairs:
+                n[stage].index_add_(0, index, weight)
         for part, inputs in self._stage_inputs_by_chunk(x):
             for stage, v in enumerate(inputs):
                 wide = v.double()
-                for index, weight in self._counted(part, stage):
-                    n[stage].index_add_(0, index, weight)
-                    weighted = wide if self.soft_weights is None else wide * weight[:, None]
-                    l_sum[stage].index_add_(0, index, weighted)
+                for index, weight in counted[stage]:
+                    weighted = wide if self.soft_codes is None else wide * weight[part, None]
+                    l_sum[stage].index_add_(0, index[part], weighted)
         return Statistics(tuple(x[:-1].clone() for x in n), tuple(x[:-1].clone() for x in l_sum))
 
     def _stage_inputs_by_chunk(self, x: Tensor) -> Iterator[tuple[slice, Iterator[Tensor]]]:
@@ -126,17 +129,18 @@ class Quantized:
             with full_precision(x.device):
                 yield part, stage_inputs(x[part], self._replay(part), self._plan.rule, self._plan.stages)
 
-    def _counted(self, part: slice, stage: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(codes, weights) to count for one stage of a chunk: one pair, or one for each soft code."""
-        bin_of_padding = len(self._plan.codes[stage])
+    def _counted(self, stage: int) -> list[tuple[Tensor, Tensor]]:
+        """(codes (S,), weights (S,)) to count for one stage: one pair, or one for each soft code."""
         if self.soft_codes is None or self.soft_weights is None:
-            index = self._flat(self.codes)[part, stage]
-            pairs = [(index, torch.ones(len(index), dtype=torch.float64, device=index.device))]
+            index = self._flat(self.codes)[:, stage]
+            pairs = [(index, torch.ones((), dtype=torch.float64, device=index.device).expand(len(index)))]
         else:
-            soft, weights = self._flat(self.soft_codes)[part, stage], self._flat(self.soft_weights)[part, stage]
+            soft, weights = self._flat(self.soft_codes)[:, stage], self._flat(self.soft_weights)[:, stage]
             pairs = list(zip(soft.unbind(-1), weights.double().unbind(-1), strict=True))
-        for index, weight in pairs:
-            yield index if self._valid is None else index.masked_fill(~self._valid[part], bin_of_padding), weight
+        if self._valid is None:
+            return pairs
+        bin_of_padding = len(self._plan.codes[stage])
+        return [(index.masked_fill(~self._valid, bin_of_padding), weight) for index, weight in pairs]
 
     def _replay(self, part: slice, codes: Sequence[Tensor] | None = None) -> Callable[[int, Tensor], Tensor]:
         """The code vectors that this forward chose for some rows, stage by stage."""

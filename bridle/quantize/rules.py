@@ -102,7 +102,8 @@ def stage_inputs(x: Tensor, chosen: Callable[[int, Tensor], Tensor], rule: Rule,
     for stage in range(stages):
         v = see(e, first_length, rule, stage, stages)
         yield v
-        e = leave(e, v, chosen(stage, v), rule)
+        if stage + 1 < stages:
+            e = leave(e, v, chosen(stage, v), rule)
 
 
 def pull_back(steps: Sequence[Step], rule: Rule) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.quantize.codebook import chunk_rows, chunks, half_norms, scores
+from bridle.quantize.codebook import best, chunk_rows, chunks, half_norms, scores
 from bridle.quantize.rules import Rule, Step, enter, enter_gradient, leave, norms, pull_back, see
 
 SoftWeights = Literal["even", "softmax"]
@@ -63,7 +63,7 @@ def choose(v: Tensor, code: Tensor, offset: Tensor, soft: int, soft_weights: Sof
     """The nearest code of each row, or the `soft` nearest and their weighted mean."""
     score = scores(v, code, offset)
     if soft == 1:
-        pick = torch.max(score, 1).indices  # on CPU far faster than argmax
+        pick = best(score).pick
         return Choice(pick, code.index_select(0, pick), None, None)
     top = torch.topk(score, soft, dim=1)
     # ‖v‖² is the same for all codes of a row, so softmax(−d²) is softmax(2·score).
@@ -170,8 +170,6 @@ def combine(vectors: Sequence[Tensor], rule: Rule) -> Tensor:
 
 
 def _rows(x: Tensor, plan: Plan) -> int:
-    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
-        return max(1, x.shape[0])  # one pass: a traced graph must not contain a loop over a fixed number of chunks
     return chunk_rows(max(x.shape[1], *(len(code) for code in plan.codes)), x.device)
 
 

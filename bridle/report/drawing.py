@@ -68,9 +68,9 @@ DARK = Theme(
     second="#6aaae6",
     second_soft="#33618f",
     stage_1="#d6e9fb",
-    stage_2="#8dc1f0",
-    stage_3="#5290cd",
-    stage_4="#33618f",
+    stage_2="#9cc9f2",
+    stage_3="#6aa5dc",
+    stage_4="#4680b8",
 )
 # Stand-ins that no drawing would pick by itself; the finished SVG has `var(--fig-ink)` and so on in their place.
 PAGE = Theme(*(f"#fe00{n:02x}" for n in range(len(Theme._fields))))
@@ -110,10 +110,12 @@ def inline_svg(figure: Any, label: str) -> str:
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    # A style element inside an inline SVG would apply to the whole page; page.css has its rule for figures.
+    text = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", text, flags=re.DOTALL)
     opening = rf'<svg \1 role="img" aria-label="{escape(label)}">'
     text = re.sub(r"<svg\b[^>]*?(viewBox=\"[^\"]*\")[^>]*>", opening, text, count=1)
-    text = re.sub(r"(font: (?:bold |\d+ )?[\d.]+px) [^;\"]*", r"\1 var(--font)", text)
+    # Older matplotlib writes the shorthand, newer the longhand.
+    text = re.sub(r"(font: (?:bold |\d+ )?[\d.]+px|font-family:) [^;\"]*", r"\1 var(--font)", text)
     for variable, color in css_variables(PAGE).items():
         text = text.replace(color, f"var({variable})")
     prefix = f"f{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}-"
@@ -144,9 +146,11 @@ def quiet(ax: Any, *, grid: bool = True) -> None:
 def legend(ax: Any, *, columns: int, entries: int) -> None:
     """The first `entries` names in rows above the axes."""
     handles, labels = ax.get_legend_handles_labels()
+    # Matplotlib fills columns first; people read rows first.
+    order = [i for column in range(columns) for i in range(column, entries, columns)]
     ax.legend(
-        handles[:entries],
-        labels[:entries],
+        [handles[i] for i in order],
+        [labels[i] for i in order],
         ncols=columns,
         loc="lower left",
         bbox_to_anchor=(0.0, 1.02),

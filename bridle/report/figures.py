@@ -146,11 +146,9 @@ def code_norm_histograms(before: Sequence[Sequence[float]], after: Sequence[Sequ
             for part, name, color in ((old, "at the start", PAGE.plain), (new, "now", PAGE.second)):
                 heights = np.histogram(part[m] if m < len(part) else [], edges)[0]
                 ax.stairs(heights / max(heights.max(), 1), edges, fill=True, color=color, alpha=0.6, lw=0, label=name)
-            ax.set_yticks([])
+            ax.set_yticks([0.3], [f"stage {m + 1}"] if stages > 1 else [""])
             ax.set_ylim(0, 1.1)
             ax.set_xlim(0, top)
-            if stages > 1:
-                ax.text(0.0, 0.95, f"stage {m + 1}", transform=ax.transAxes, va="top", color=PAGE.muted)
         axes[-1].set_xlabel("length of the code vector", color=PAGE.muted)
         legend(axes[0], columns=2, entries=2)
         return inline_svg(figure, "lengths of the code vectors before and after training")

@@ -44,14 +44,16 @@ class Figure(NamedTuple):
 class SummaryRow(NamedTuple):
     """One line of the summary table: a baseline, or one evaluation of a run."""
 
-    title: str  # empty where it repeats the line above
+    title: str
     method: str
     iteration: str
-    probe: dict[str, Any]
+    bar: Bar | None  # probe accuracy and interval
+    chance: float | None
     stages: list[dict[str, Any]]
     level: str | None  # the worst verdict; None where nothing was judged
     flags: str
     anchor: str | None = None  # of the run's section; None for a baseline
+    span: int = 0  # lines that share this title; 0 on all but the first of them
 
 
 class EvaluationView(NamedTuple):
@@ -66,6 +68,7 @@ class RunView(NamedTuple):
     """A run's section."""
 
     anchor: str
+    label: str
     run: RunSummary
     facts: list[str]
     unfinished: str
@@ -100,13 +103,17 @@ def probes_by_title(runs: Sequence[RunSummary]) -> dict[str, dict[str, dict[str,
             baseline = run.baseline(name)
             if baseline is not None:
                 mine.setdefault(name, baseline)
-    for run in runs:
-        alike = sum(other.title == run.title and other.method == run.method for other in runs)
-        label = run.method if run.method and alike == 1 else run.name
+    for run, label in zip(runs, _labels(runs), strict=True):
         for evaluation in run.evaluations:
             if mapping(evaluation.get("probe")):
                 found[run.title][f"{label} iter {whole(evaluation.get('iteration'))}"] = evaluation["probe"]
     return found
+
+
+def _labels(runs: Sequence[RunSummary]) -> list[str]:
+    """What to call each run among those with its title: its method, or its name where that is not enough."""
+    kinds = [(run.title, run.method) for run in runs]
+    return [run.method if run.method and kinds.count((run.title, run.method)) == 1 else run.name for run in runs]
 
 
 def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
@@ -131,7 +138,10 @@ def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
         css=Markup(css),
         probes=_probe_figures(runs),
         summary=_summary(runs),
-        runs=[_run_view(run, f"run-{n}") for n, run in enumerate(runs, start=1)],
+        runs=[
+            _run_view(run, label, f"run-{n}")
+            for n, (run, label) in enumerate(zip(runs, _labels(runs), strict=True), start=1)
+        ],
     )
 
 
@@ -169,29 +179,33 @@ def _summary(runs: Sequence[RunSummary]) -> list[SummaryRow]:
     rows: list[SummaryRow] = []
     for title in dict.fromkeys(run.title for run in runs):
         first = len(rows)
-        mine = [(n, run) for n, run in enumerate(runs, start=1) if run.title == title]
+        labelled = enumerate(zip(runs, _labels(runs), strict=True), start=1)
+        mine = [(run, label, f"run-{n}") for n, (run, label) in labelled if run.title == title]
         for name, words in BASELINES.items():
-            baseline = next((run.baseline(name) for _, run in mine if run.baseline(name)), None)
+            baseline = next((run.baseline(name) for run, _, _ in mine if run.baseline(name)), None)
             if baseline:
-                rows.append(SummaryRow("", words, "", baseline, [], None, ""))
-        for n, run in mine:
+                bar, chance = bar_of(words, baseline), number(baseline.get("chance"))
+                rows.append(SummaryRow(title, words, "", bar, chance, [], None, ""))
+        for run, label, anchor in mine:
             for evaluation in run.evaluations or [{}]:
-                rows.append(_summary_row(run, evaluation, f"run-{n}"))
-        rows[first] = rows[first]._replace(title=title)
+                rows.append(_summary_row(evaluation, title, label, anchor))
+        rows[first] = rows[first]._replace(span=len(rows) - first)
     return rows
 
 
-def _summary_row(run: RunSummary, evaluation: Mapping[str, Any], anchor: str) -> SummaryRow:
+def _summary_row(evaluation: Mapping[str, Any], title: str, label: str, anchor: str) -> SummaryRow:
+    probe = mapping(evaluation.get("probe"))
     levels = [str(verdict.get("level")) for verdict in _objects(evaluation.get("verdicts"))]
     bad, warn = levels.count("bad"), levels.count("warn")
     flags = ", ".join(f"{n} {word}" for n, word in ((bad, "bad"), (warn, "to watch")) if n) or (
         "healthy" if levels else ""
     )
     return SummaryRow(
-        title="",
-        method=run.method or run.name,
+        title=title,
+        method=label,
         iteration=str(whole(evaluation.get("iteration"))) if evaluation else "",
-        probe=mapping(evaluation.get("probe")),
+        bar=bar_of(label, probe),
+        chance=number(probe.get("chance")),
         stages=_objects(evaluation.get("codebooks")),
         level="bad" if bad else "warn" if warn else "ok" if levels else None,
         flags=flags if evaluation else "not evaluated yet",
@@ -199,7 +213,7 @@ def _summary_row(run: RunSummary, evaluation: Mapping[str, Any], anchor: str) ->
     )
 
 
-def _run_view(run: RunSummary, anchor: str) -> RunView:
+def _run_view(run: RunSummary, label: str, anchor: str) -> RunView:
     evaluations = [
         EvaluationView(
             name=f"Iteration {whole(entry.get('iteration'))}",
@@ -208,7 +222,7 @@ def _run_view(run: RunSummary, anchor: str) -> RunView:
         )
         for entry in run.evaluations
     ]
-    return RunView(anchor, run, _facts(run), _unfinished(run), list(_figures(run, evaluations)), evaluations)
+    return RunView(anchor, label, run, _facts(run), _unfinished(run), list(_figures(run, evaluations)), evaluations)
 
 
 def _figures(run: RunSummary, evaluations: Sequence[EvaluationView]) -> Iterable[Figure]:

@@ -36,7 +36,7 @@ def results_table(runs: Sequence[Path | str]) -> Table | None:
 
 
 def _rows(summary: RunSummary) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for entry in summary.evaluations:
         stages = entry.get("codebooks") or []
         flags = [v["level"] for v in entry.get("verdicts", []) if v["level"] != "ok"]

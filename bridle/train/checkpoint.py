@@ -64,7 +64,7 @@ def publish(
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: the checkpoint could not be written ({error.strerror or error}); needed "
-            f"{_bytes(tensors):,} bytes, free {shutil.disk_usage(root).free:,} bytes. Earlier checkpoints are untouched."
+            f"{_bytes(tensors):,} bytes, free {shutil.disk_usage(root).free:,}. Earlier checkpoints are untouched."
         ) from error
     _rotate(root, name, keep)
     return final

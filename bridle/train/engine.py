@@ -228,8 +228,8 @@ def skip(run: Run, phase: Phase, progress: Progress) -> None:
     run.progress.note(f"{phase.key} step {progress.step}: loss or gradient not finite; step skipped.")
     if progress.skipped_in_a_row >= run.config.runtime.stop_after_skips:
         raise NonFiniteError(
-            f"{phase.key} step {progress.step}: {progress.skipped_in_a_row} steps in a row with a loss or gradient that "
-            f"is not finite. The last good checkpoint is in {run.checkpoints}. Try a lower {phase.name}_phase.learning_rate."
+            f"{phase.key} step {progress.step}: {progress.skipped_in_a_row} steps in a row with a loss or gradient "
+            f"that is not finite. The last good checkpoint is in {run.checkpoints}. Try a lower learning_rate."
         )
 
 

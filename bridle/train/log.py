@@ -125,10 +125,10 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        self.writer = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self.writer = SummaryWriter(str(folder / "tensorboard"))
 
     def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None:
-        self.writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")  # type: ignore[no-untyped-call]
+        self.writer.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
 
     def on_metrics(self, row: Row) -> None:
         for key, value in row.items():
@@ -137,14 +137,15 @@ class TensorBoard:
             values = {f"/{m + 1}": v for m, v in enumerate(value)} if isinstance(value, list) else {"": value}
             for suffix, number in values.items():
                 tag = f"iter{row['iteration']}-{row['phase']}/{key}{suffix}"
-                self.writer.add_scalar(tag, number, row["step"])  # type: ignore[no-untyped-call]
+                if number is not None:  # a skipped step has no figures
+                    self.writer.add_scalar(tag, number, row["step"])
 
     def on_evaluation(self, result: Row) -> None:
         if result.get("probe"):
-            self.writer.add_scalar("probe/accuracy", result["probe"]["accuracy"], result["iteration"])  # type: ignore[no-untyped-call]
+            self.writer.add_scalar("probe/accuracy", result["probe"]["accuracy"], result["iteration"])
 
     def on_end(self) -> None:
-        self.writer.close()  # type: ignore[no-untyped-call]
+        self.writer.close()
 
 
 def tensorboard_if_installed(folder: Path) -> list[Callback]:

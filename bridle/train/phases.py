@@ -134,7 +134,7 @@ def hidden_positions(mask: Mask) -> Hidden:
 
 
 def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
-    """Start the tokenizer's codebooks from the first un-augmented tokens of the phase's order, then reset rare codes."""
+    """Start the codebooks from the first un-augmented tokens of the phase's order, then reset rare codes."""
     quantizer = run.nets.tokenizer.quantizer
     run.progress.note(f"{key}: starting {quantizer.codebooks} codebook(s) ({run.config.quantizer.start})")
     latents, valid = [], []

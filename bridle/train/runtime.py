@@ -1,4 +1,4 @@
-"""The machine a run meets: device, precision, threads, signals, the lock on the run directory, the environment record."""
+"""The machine a run meets: device, precision, threads, signals, the lock on its directory, the environment record."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
@@ -12,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from bridle.errors import ConfigError, UsageError
-from bridle.nn.transformer import Attention, Block, Transformer, drop_path_scales, initialise
+from bridle.nn.transformer import (
+    Attention,
+    Block,
+    Transformer,
+    drop_path_scales,
+    initialise,
+    keys_or_all,
+    scale_samples,
+)
 
 torch.set_num_threads(1)
 
@@ -68,6 +75,12 @@ def test_a_sample_of_nothing_but_padding_stays_finite() -> None:
     out.sum().backward()
     assert out.isfinite().all()
     assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_a_sample_without_valid_keys_is_given_all_of_them() -> None:
+    """Some fused kernels return NaN for an empty row, so none is ever handed to them."""
+    valid = torch.tensor([[True, False], [False, False]])
+    assert keys_or_all(valid).tolist() == [[True, False], [True, True]]
 
 
 def test_drop_path_scales_keep_the_mean_and_follow_the_linear_rule() -> None:
@@ -126,6 +139,18 @@ def test_the_first_scale_belongs_to_attention_and_the_second_to_the_mlp() -> Non
     torch.testing.assert_close(only_mlp, x + 2.0 * block.mlp(block.norm2(x)))
     only_attention = block(x, drop=torch.tensor([[2.0], [0.0]]))
     torch.testing.assert_close(only_attention, x + 2.0 * block.attn(block.norm1(x)))
+
+
+def test_each_block_has_its_own_scales() -> None:
+    net = small()
+    x = randn(1, 4, 8)
+    drop = torch.ones(3, 2, 1)
+    drop[1] = 0.0
+    assert torch.equal(net(x, drop=drop), net.blocks[2](net.blocks[0](x)))
+
+
+def test_scaling_keeps_the_precision_of_the_tokens() -> None:
+    assert scale_samples(torch.ones(1, 2, 3, dtype=torch.bfloat16), torch.ones(1)).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 5), (4, 2, 5), (3, 2, 4), (3, 5)])
@@ -201,10 +226,11 @@ def test_the_same_seed_gives_the_same_start_and_another_seed_another() -> None:
     assert not torch.equal(nets[0].blocks[0].mlp.fc1.weight, nets[0].blocks[1].mlp.fc1.weight)
 
 
-def test_precision_does_not_change_the_draw() -> None:
-    full, half = small(), copy.deepcopy(small()).bfloat16()
-    initialise(half, generator=seeded())
-    assert torch.equal(full.blocks[2].attn.qkv.weight.bfloat16(), half.blocks[2].attn.qkv.weight)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_precision_does_not_change_the_draw(dtype: torch.dtype) -> None:
+    full, other = small(), small().to(dtype)
+    initialise(other, generator=seeded())
+    assert torch.equal(full.blocks[2].attn.qkv.weight.to(dtype), other.blocks[2].attn.qkv.weight)
 
 
 def test_initialise_leaves_the_global_generator_alone() -> None:

@@ -102,12 +102,13 @@ def test_join_undoes_split(grid: tuple[int, ...], window: tuple[int, ...], shift
     assert torch.equal(layout.join(layout.split(x)), x)
 
 
-@pytest.mark.parametrize("grid", [(13, 5), (9,), (5, 3, 9)])
-def test_no_row_of_pairs_is_empty(grid: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("all_padding", [False, True])
+@pytest.mark.parametrize(("grid", "window"), [((13, 5), (7, 5)), ((9,), (7,)), ((5,), (4,)), ((5, 3, 9), (5, 3, 7))])
+def test_no_row_of_pairs_is_empty(grid: tuple[int, ...], window: tuple[int, ...], all_padding: bool) -> None:
+    """Not even that of a padding token: on 5 = 4 + 1 shifted by 2, positions 6 and 7 have no real token beside them."""
+    valid = torch.zeros(2, int(torch.tensor(grid).prod()), dtype=torch.bool) if all_padding else None
     for shifted in (False, True):
-        layout = Windows(grid=grid, window=auto_window(grid), shifted=shifted)
-        tokens = int(torch.tensor(grid).prod())
-        allowed = layout.allowed(2, torch.zeros(2, tokens, dtype=torch.bool))
+        allowed = Windows(grid=grid, window=window, shifted=shifted).allowed(2, valid)
         assert allowed is not None and allowed.any(dim=-1).all()
 
 

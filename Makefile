@@ -1,0 +1,34 @@
+# make demo   the whole method on embedded data, in minutes
+# make test   formatting, types and all tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# One torch thread: on a busy machine two can be ten times slower.
+THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.PHONY: demo test check install figures clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test,tensorboard]"
+	touch $@
+
+demo: install
+	$(BIN)/bridle demo
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: check
+	$(THREADS) $(BIN)/python -m pytest -n 2 -m "not long"
+
+figures: install
+	$(BIN)/python benchmarks/readme_figure.py
+
+clean:
+	rm -rf $(VENV) demo runs build dist *.egg-info

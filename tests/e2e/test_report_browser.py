@@ -1,0 +1,129 @@
+"""The report in a real browser: it loads without complaint, fits a phone, follows dark mode, and hostile text is inert.
+
+The report runs no scripts, so a second page holds it in a frame of a given width, measures it, and writes down what it
+found; the browser prints that page's document.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bridle.report.page import RunSummary, write_report
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on PATH (Debian: apt install chromium)")
+
+HOSTILE = "<script>top.document.title='owned'</script><img src=x onerror=\"top.document.title='owned'\">" + "x" * 300
+
+HOLDER = """<!doctype html><meta charset="utf-8"><title>holder</title><output></output><script>
+function measure(frame) {
+  const page = frame.contentDocument, root = page.documentElement, style = frame.contentWindow.getComputedStyle;
+  const label = page.querySelector("figure svg text");
+  document.querySelector("output").textContent = JSON.stringify({
+    width: root.clientWidth,
+    needed: root.scrollWidth,
+    headings: [...page.querySelectorAll("h1, h2, h3")].map(heading => heading.textContent.trim()),
+    drawings: [...page.querySelectorAll("figure svg")].map(drawing => drawing.getBoundingClientRect().height),
+    paper: style(page.body).backgroundColor,
+    ink: label && style(label).fill,
+  });
+}
+</script><iframe style="width:%dpx;height:900px;border:0" onload="measure(this)" srcdoc="%s"></iframe>"""
+
+
+class Seen(NamedTuple):
+    """What the browser saw."""
+
+    found: dict[str, Any]  # measured in the frame
+    title: str  # of the holder, which a script in the report would change
+    console: list[str]
+
+
+def browse(folder: Path, page: str, *, width: int, dark: bool = False) -> Seen:
+    """Show `page` in a frame of `width` pixels."""
+    assert CHROMIUM is not None
+    holder = folder / "holder.html"
+    holder.write_text(HOLDER % (width, html.escape(page)), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    flags += [f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", "--window-size=1400,1000"]
+    flags += [f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--dump-dom", holder.as_uri()]
+    done = subprocess.run([CHROMIUM, *flags], capture_output=True, text=True, timeout=120, check=True)
+    written = re.search(r"<output>(.*?)</output>", done.stdout, re.DOTALL)
+    title = re.search(r"<title>(.*?)</title>", done.stdout)
+    assert written and title, done.stderr[-2000:]
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return Seen(json.loads(html.unescape(written[1])), title[1], console)
+
+
+def example(name: str, *, stages: int) -> RunSummary:
+    rows = [
+        {
+            "iteration": i,
+            "phase": "encoder",
+            "step": s,
+            "steps": 40,
+            "loss": 5 - s / 20,
+            "token_accuracy": [s / 100] * stages,
+        }
+        for i in (1, 2)
+        for s in (10, 20, 30, 40)
+    ]
+    stage = {
+        "codes": 256,
+        "usage_rate": 0.97,
+        "entropy": 5.1,
+        "effective_usage": 0.89,
+        "perplexity": 164.0,
+        "top_share": 0.02,
+        "norms": [0.9, 1.0],
+        "norms_start": [0.5, 0.6],
+    }
+    evaluations = [
+        {
+            "iteration": i,
+            "probe": {"accuracy": 0.91, "interval": [0.88, 0.94], "chance": 0.1},
+            "codebooks": [{**stage, "stage": m + 1} for m in range(stages)],
+            "verdicts": [{"stage": m + 1, "level": "warn", "text": f"{name} one code …"} for m in range(stages)],
+        }
+        for i in (1, 2)
+    ]
+    results = {"evaluations": evaluations, "baselines": {"raw": {"accuracy": 0.7}}}
+    return RunSummary(name, name, "RQ", rows, results, f"name: {name}\n", {"command": name})
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    runs = [example("digits", stages=8), example(HOSTILE, stages=4), RunSummary("new", "new", "", [], {}, "", {})]
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    return write_report(runs, path, title="A title").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [390, 980, 1125, 1280])
+def test_the_report_loads_without_a_word_on_the_console_and_fits(tmp_path: Path, page: str, width: int) -> None:
+    seen = browse(tmp_path, page, width=width)
+    assert seen.console == []
+    assert seen.found["needed"] <= seen.found["width"] <= width
+    assert {"A title", "Summary", "digits RQ", "Codebooks after iteration 2"} <= set(seen.found["headings"])
+    assert len(seen.found["drawings"]) == 2 + 2 * 5 and min(seen.found["drawings"]) > 60
+    assert seen.title == "holder"
+
+
+def test_the_report_follows_the_readers_light_or_dark_setting(tmp_path: Path, page: str) -> None:
+    light, dark = (browse(tmp_path, page, width=1280, dark=choice).found for choice in (False, True))
+    assert (light["paper"], dark["paper"]) == ("rgb(246, 247, 249)", "rgb(16, 19, 24)")
+    assert light["ink"] != dark["ink"], "the drawings must follow too"
+
+
+def test_these_checks_notice_a_page_that_runs_scripts_and_does_not_fit(tmp_path: Path) -> None:
+    seen = browse(tmp_path, f"<p style='width:900px'>wide</p>{HOSTILE}<script>nothing.here</script>", width=390)
+    assert seen.title == "owned"
+    assert any("nothing is not defined" in line for line in seen.console)
+    assert seen.found["needed"] > seen.found["width"]

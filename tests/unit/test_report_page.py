@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.errors import CheckpointError, UsageError
+from bridle.report.page import RunSummary, probes_by_title, write_report
+
+PROBE = {"accuracy": 0.912, "interval": [0.88, 0.94], "chance": 0.1}
+STAGE = {
+    "stage": 1,
+    "codes": 256,
+    "usage_rate": 0.97,
+    "entropy": 5.1,
+    "effective_usage": 0.89,
+    "perplexity": 164.0,
+    "top_share": 0.02,
+    "energy": 0.31,
+    "position_information": None,
+    "norms": [0.9, 1.0],
+    "norms_start": [0.5, 0.6],
+}
+
+
+def run(**changes: Any) -> RunSummary:
+    metrics = [
+        {"iteration": 1, "phase": "encoder", "step": s, "steps": 20, "loss": 5.0 - s / 10, "token_accuracy": [s / 100]}
+        for s in (10, 20)
+    ]
+    evaluation = {
+        "iteration": 1,
+        "probe": PROBE,
+        "codebooks": [STAGE],
+        "verdicts": [{"stage": 1, "level": "ok", "text": "healthy."}],
+    }
+    results = {"evaluations": [evaluation], "baselines": {"raw": {"accuracy": 0.7}, "untrained": {"accuracy": 0.6}}}
+    whole = RunSummary("digits-rq", "digits", "RQ", metrics, results, "seed: 0\n", {"torch": "2.13"})
+    return whole._replace(**changes)
+
+
+class Tags(HTMLParser):
+    """Tags with their attributes, and the text outside of style sheets."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def page(tmp_path: Path, *runs: RunSummary, **options: Any) -> str:
+    return write_report(runs, tmp_path / "report.html", **options).read_text(encoding="utf-8")
+
+
+def test_the_page_shows_the_results_and_the_sections(tmp_path: Path) -> None:
+    shown = Tags(page(tmp_path, run(), title="My run"))
+    for text in ("My run", "digits", "RQ", "91.2", "88.0–94.0", "raw features", "70.0", "0.97", "healthy.", "seed: 0"):
+        assert text in shown.text, text
+    headings = ("Encoder loss", "Token accuracy", "Code usage", "Code vectors", "Codebooks after iteration 1")
+    assert all(heading in shown.text for heading in headings)
+
+
+def test_the_page_is_inert(tmp_path: Path) -> None:
+    shown = Tags(page(tmp_path, run(), run(method="VQ")))
+    names = {name for name, _ in shown.tags}
+    assert not names & {"script", "link", "iframe", "object", "embed", "img", "form", "base", "audio", "video"}
+    policy = next(a["content"] for name, a in shown.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and policy.startswith("default-src 'none'; style-src 'unsafe-inline'")
+    for _, attributes in shown.tags:
+        assert not any(key.startswith("on") for key in attributes)
+        for key in ("href", "src", "xlink:href"):
+            assert (attributes.get(key) or "#").startswith("#")
+
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"' onload=x {{ 7*7 }} $x$ </svg></style>"
+
+
+def test_hostile_text_stays_text_wherever_it_comes_from(tmp_path: Path) -> None:
+    text = HOSTILE
+    evaluation = {
+        "iteration": 1,
+        "probe": PROBE,
+        "codebooks": [{**STAGE, "stage": text, "usage_rate": text, "norms": [text]}],
+        "verdicts": [{"stage": text, "level": text, "text": text}],
+    }
+    hostile = run(
+        name=text,
+        title=text,
+        method=text,
+        config=text,
+        environment={text: text},
+        notes=(text,),
+        results={"evaluations": [evaluation], "baselines": {}},
+        metrics=[{"iteration": text, "phase": text, "step": 1, "steps": 2, "loss": text}],
+    )
+    shown = Tags(page(tmp_path, hostile, hostile, title=text, intro=text))
+    names = {name for name, _ in shown.tags}
+    assert not names & {"script", "img"}
+    assert all(not key.startswith("on") for _, attributes in shown.tags for key in attributes)
+    assert shown.text.count(text) >= 10
+    assert "49" not in shown.text.replace(text, "")
+
+
+def test_an_address_that_would_run_is_never_made(tmp_path: Path) -> None:
+    text = page(tmp_path, run(name="javascript:alert(1)", title="javascript:alert(1)"))
+    assert not re.search(r'href="(?!#)', text)
+
+
+def test_a_run_without_labels_has_no_probe_but_all_the_rest(tmp_path: Path) -> None:
+    evaluation = {"iteration": 1, "probe": None, "codebooks": [STAGE], "verdicts": []}
+    shown = Tags(page(tmp_path, run(results={"evaluations": [evaluation], "baselines": {}})))
+    assert "no labels" in shown.text and "Code usage" in shown.text and "0.97" in shown.text
+
+
+def test_a_run_that_has_only_begun_is_shown_as_such(tmp_path: Path) -> None:
+    shown = Tags(page(tmp_path, RunSummary("new", "new", "", [], {}, "", {})))
+    assert "Nothing has been logged yet." in shown.text and "not evaluated yet" in shown.text
+
+
+def test_an_interrupted_run_says_where_it_stands(tmp_path: Path) -> None:
+    shown = Tags(page(tmp_path, run(metrics=run().metrics[:1])))
+    assert "encoder phase of iteration 1, step 10 of 20" in shown.text
+
+
+def test_what_could_not_be_read_is_named(tmp_path: Path) -> None:
+    assert "results.json could not be read" in page(tmp_path, run(notes=("results.json could not be read",)))
+
+
+@pytest.mark.parametrize("value", [None, [], {}, "x", 3, [None], [3], [{}], {"interval": [1]}, {"interval": 3}])
+def test_results_of_an_unknown_form_never_break_the_page(tmp_path: Path, value: Any) -> None:
+    evaluation = {"iteration": value, "probe": value, "codebooks": value, "verdicts": value}
+    results = {"evaluations": [evaluation, value], "baselines": {"raw": value, "untrained": value}}
+    assert "</html>" in page(tmp_path, run(results=results, metrics=[]))
+    assert "</html>" in page(
+        tmp_path, run(results={"evaluations": value, "baselines": value}, metrics=[{"loss": value}])
+    )
+
+
+def test_the_worst_verdict_decides_the_flag(tmp_path: Path) -> None:
+    levels = ["ok", "warn", "bad"]
+    evaluation = {**run().evaluations[0], "verdicts": [{"stage": 1, "level": lv, "text": "t"} for lv in levels]}
+    assert "1 bad, 1 to watch" in page(tmp_path, run(results={"evaluations": [evaluation]}))
+
+
+def test_runs_of_one_method_on_the_same_data_are_told_apart_by_name() -> None:
+    probes = probes_by_title([run(name="seed-0"), run(name="seed-1"), run(name="other", method="VQ")])
+    assert list(probes["digits"]) == ["raw", "untrained", "seed-0 iter 1", "seed-1 iter 1", "VQ iter 1"]
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    assert page(tmp_path, run()) == page(tmp_path, run())
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one_and_no_stump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = page(tmp_path, run())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        write_report([run(title="new")], tmp_path / "report.html")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+    assert (tmp_path / "report.html").read_text(encoding="utf-8") == old
+
+
+def test_missing_folders_are_made_and_the_file_is_readable_like_any_other(tmp_path: Path) -> None:
+    path = write_report([run()], tmp_path / "a" / "b" / "report.html")
+    (tmp_path / "plain").write_text("")
+    assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_no_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at least one run"):
+        write_report([], tmp_path / "report.html")
