@@ -41,7 +41,9 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
         console.print(table)
     page = write_report([read_run(run) for run in runs], out / "report.html", title="bridle demo")
     minutes = (time.perf_counter() - began) / 60
-    console.print(f"\nSeed {seed}, {minutes:.1f} minutes. Accuracy: linear probe on test data; CUR: share of codes used;")
+    console.print(
+        f"\nSeed {seed}, {minutes:.1f} minutes. Accuracy: linear probe on test data; CUR: share of codes used;"
+    )
     console.print("ECU: CUR × entropy / log K, over the whole training set. One seed: small gaps mean nothing.")
     console.print(f"wrote {page}  (open it in a browser)")
     console.print("Next:  bridle recipes   ·   bridle pretrain image data.root=YOUR_FOLDER --out runs/mine")

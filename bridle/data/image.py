@@ -34,9 +34,15 @@ STRETCH = 4 / 3  # a crop is up to this much wider or taller than the sample's o
 TRIES = 10  # crops drawn before the centre is taken
 
 ORIENTATION = 0x0112  # the EXIF tag
-# What turns a picture upright: Image.Transpose's FLIP_LEFT_RIGHT, ROTATE_180, FLIP_TOP_BOTTOM, TRANSPOSE, ROTATE_270,
-# TRANSVERSE and ROTATE_90, by their numbers, because Pillow is imported late.
-TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+TURNS = {  # what turns a picture upright, names of Pillow's Image.Transpose
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Choose = Callable[[tuple[int, int]], Box]  # upright (width, height) -> the part to show
@@ -134,6 +140,8 @@ def cut_out(image: Image.Image, choose: Choose, *, channels: int, size: tuple[in
     """Decode an opened picture and scale the chosen part of it."""
     from PIL import Image
 
+    if image.format not in ("JPEG", "MPO"):
+        image.load()  # before anything else, so that damage shows; only JPEGs are better decoded late
     turned = orientation(image)
     width, height = image.size[::-1] if turned >= 5 else image.size  # upright
     left, top, right, bottom = choose((width, height))
@@ -141,7 +149,7 @@ def cut_out(image: Image.Image, choose: Choose, *, channels: int, size: tuple[in
     needed = (ceil(2 * size[1] * width / (right - left)), ceil(2 * size[0] * height / (bottom - top)))
     image.draft(None, needed[::-1] if turned >= 5 else needed)
     image.load()
-    upright = image.transpose(TURNS[turned]) if turned in TURNS else image
+    upright = image.transpose(Image.Transpose[TURNS[turned]]) if turned in TURNS else image
     across, down = upright.width / width, upright.height / height
     box = left * across, top * down, min(right * across, upright.width), min(bottom * down, upright.height)
     part = plain_mode(upright, channels=channels).resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)

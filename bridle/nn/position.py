@@ -7,7 +7,7 @@ part holds, for its coordinate p and k = 0 ... P/2 − 1,
 
     sin(p·ω_k) in column k,   cos(p·ω_k) in column P/2 + k,   ω_k = 10000^(−k/(P/2)).
 
-The last axis has the first part, as in the table that MAE made usual for images (columns first, then rows), so that
+The last axis has the first part, as in the table that MAE made usual for pictures (columns first, then rows), so that
 weights trained with that table fit. ω_0 = 1 keeps all rows distinct: whole numbers never differ by a multiple of 2π.
 """
 

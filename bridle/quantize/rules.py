@@ -39,7 +39,7 @@ def norms(x: Tensor) -> Tensor:
 
 
 def sliced(x: Tensor, parts: int) -> Tensor:
-    return x.view(*x.shape[:-1], parts, -1)  # (S, Dq) -> (S, parts, Dq/parts)
+    return x.view(*x.shape[:-1], parts, x.shape[-1] // parts)  # (S, Dq) -> (S, parts, Dq/parts)
 
 
 def enter(x: Tensor, rule: Rule, stages: int) -> Tensor:

@@ -85,7 +85,7 @@ def assign(x: Tensor, plan: Plan, *, stages: int) -> Tensor:
     """Codes (S, stages) of raw latents (S, Dq), and nothing else."""
     offsets = [half_norms(code) for code in plan.codes]
     parts = []
-    for part in chunks(len(x), _rows(x, plan)):
+    for part in chunks(x.shape[0], _rows(x, plan)):  # len(x) would fix the length in an export
         e = enter(x[part], plan.rule, plan.stages)
         first_length = norms(e) if plan.rule == "perstage" else None
         picked = []

@@ -82,7 +82,7 @@ def css_variables(theme: Theme) -> dict[str, str]:
 
 
 @contextmanager
-def drawing(size: tuple[float, float], theme: Theme = PAGE) -> Iterator[Any]:
+def drawing(size: tuple[float, float], theme: Theme = PAGE, *, margin: float = 0.02) -> Iterator[Any]:
     """An empty figure of (width, height) inches. Settings hold only inside: a user's own matplotlib is left alone."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -99,7 +99,7 @@ def drawing(size: tuple[float, float], theme: Theme = PAGE) -> Iterator[Any]:
         "text.color": theme.ink,
     }
     with matplotlib.rc_context(settings):
-        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02))
+        figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=margin, h_pad=margin))
         FigureCanvasAgg(figure)
         yield figure
 

@@ -172,7 +172,7 @@ def demo_summary_figure(results: Mapping[str, Mapping[str, Row]], *, dark: bool 
     panels = [(title, [bar_of(label, probe) for label, probe in probes.items()]) for title, probes in results.items()]
     drawn = [(title, [bar for bar in bars if bar is not None]) for title, bars in panels if any(bars)]
     rows = max((len(bars) for _, bars in drawn), default=1)
-    with drawing((1.1 + 2.5 * max(len(drawn), 1), 0.27 * rows + 0.75), theme) as figure:
+    with drawing((1.1 + 2.6 * max(len(drawn), 1), 0.27 * rows + 1.1), theme, margin=0.1) as figure:
         axes = figure.subplots(1, max(len(drawn), 1), squeeze=False)[0]
         for n, (ax, (title, bars)) in enumerate(zip(axes, drawn, strict=False)):
             same = [bar.label for bar in bars] == [bar.label for bar in drawn[0][1]]
@@ -182,6 +182,7 @@ def demo_summary_figure(results: Mapping[str, Mapping[str, Row]], *, dark: bool 
         if not drawn:
             axes[0].text(0.5, 0.5, "no probe results yet", ha="center", va="center", color=theme.muted)
             axes[0].set_axis_off()
+        figure.supxlabel("linear probe accuracy in %, with 95 % intervals", color=theme.muted, fontsize=FONT_SIZE - 0.5)
         return png(figure, theme)
 
 

@@ -1,0 +1,57 @@
+"""Shared by all tests: one torch thread, and small configs that train in a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from bridle.config import Config, load_config
+
+torch.set_num_threads(1)
+
+SMALL = (
+    "encoder.width=16",
+    "encoder.depth=2",
+    "encoder.heads=2",
+    "decoder.width=16",
+    "decoder.heads=2",
+    "estimator.width=16",
+    "estimator.heads=2",
+    "estimator.depth=1",
+    "quantizer.codes=16",
+    "quantizer.width=8",
+    "encoder_phase.batch=8",
+    "tokenizer_phase.batch=8",
+    "encoder_phase.warmup_steps=2",
+    "tokenizer_phase.warmup_steps=2",
+    "runtime.log_every=1",
+    "runtime.threads=1",
+    "probe.items=60",
+)
+
+
+@pytest.fixture
+def small() -> Callable[..., Config]:
+    """small("key=value", …, recipe=…): a config of the embedded digits that trains in about a second."""
+
+    def build(*overrides: str, recipe: str = "digits-tiny", steps: int = 4) -> Config:
+        return load_config(recipe, [*SMALL, f"max_steps={steps}", *overrides])
+
+    return build
+
+
+@pytest.fixture
+def state_of() -> Callable[[Any], dict[str, torch.Tensor]]:
+    """A copy of every tensor of some modules, by name."""
+
+    def copy(modules: Any) -> dict[str, torch.Tensor]:
+        return {
+            f"{name}.{key}": value.detach().clone()
+            for name, module in modules.items()
+            for key, value in module.state_dict().items()
+        }
+
+    return copy

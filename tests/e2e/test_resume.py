@@ -1,0 +1,153 @@
+"""Interrupted and continued equals never interrupted, bit for bit, at every kind of phase."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bridle import api
+from bridle.config import Config
+from bridle.errors import ConfigError, Interrupted, UsageError
+from bridle.train.runtime import locked
+
+Small = Callable[..., Config]
+
+
+class StopAt:
+    """Sends a signal when the run reaches (phase, iteration, step)."""
+
+    def __init__(self, *places: tuple[str, int, int], number: int = signal.SIGTERM) -> None:
+        self.places, self.number, self.fired = set(places), number, 0
+
+    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
+
+    def on_metrics(self, row: Mapping[str, Any]) -> None:
+        if (row["phase"], row["iteration"], row["step"]) in self.places:
+            self.fired += 1
+            os.kill(os.getpid(), self.number)
+
+    def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
+
+    def on_end(self) -> None: ...
+
+
+def final_state(folder: Path) -> dict[str, torch.Tensor]:
+    last = sorted((folder / "checkpoints").glob("*-end"))[-1]
+    return {f"{f.stem}/{k}": v for f in sorted(last.glob("*.safetensors")) for k, v in load_file(f).items()}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    free = ("samples_per_second", "resumed_from")  # how fast and from where is not part of the experiment
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in free} for line in lines]
+
+
+def assert_same(a: Path, b: Path) -> None:
+    left, right = final_state(a), final_state(b)
+    assert sorted(left) == sorted(right)
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert different == []
+    assert rows(a) == rows(b)
+    results = [json.loads((folder / "results.json").read_text()) for folder in (a, b)]
+    for result in results:
+        for entry in [*result["baselines"].values(), *(e["probe"] for e in result["evaluations"])]:
+            entry.pop("seconds")
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_three_interruptions_change_nothing(small: Small, tmp_path: Path, workers: int) -> None:
+    config = small("encoder.drop_path=0.1", "runtime.checkpoint_every=3", steps=5)
+    api.pretrain(config, out=tmp_path / "whole")
+    interrupted = config.model_copy(update={"data": config.data.model_copy(update={"workers": workers})})
+    for place in (("encoder", 1, 2), ("tokenizer", 2, 4), ("encoder", 2, 1)):
+        stop = StopAt(place)
+        with pytest.raises(Interrupted) as caught:
+            api.pretrain(interrupted, out=tmp_path / "parts", callbacks=[stop])
+        assert stop.fired == 1
+        assert caught.value.exit_code == 143
+        assert f"saved at step {place[2]} of iter{place[1]}-{place[0]}" in str(caught.value)
+    api.pretrain(interrupted, out=tmp_path / "parts")
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    resumed = [
+        json.loads(line)["resumed_from"] for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert resumed[-1] == 1
+
+
+def test_joint_training_resumes_exactly(small: Small, tmp_path: Path) -> None:
+    config = small("schedule.mode=joint", "schedule.joint_every=2", "schedule.iterations=1", steps=6)
+    api.pretrain(config, out=tmp_path / "whole")
+    with pytest.raises(Interrupted) as caught:
+        api.pretrain(config, out=tmp_path / "parts", callbacks=[StopAt(("joint", 1, 3), number=signal.SIGINT)])
+    assert caught.value.exit_code == 130
+    api.pretrain(config, out=tmp_path / "parts")
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_crash_between_checkpoints_loses_only_the_steps_since(small: Small, tmp_path: Path) -> None:
+    class Crash(StopAt):
+        def on_metrics(self, row: Mapping[str, Any]) -> None:
+            if (row["phase"], row["iteration"], row["step"]) in self.places:
+                self.fired += 1
+                raise RuntimeError("power cut")
+
+    config = small("runtime.checkpoint_every=2", steps=5)
+    api.pretrain(config, out=tmp_path / "whole")
+    crash = Crash(("tokenizer", 2, 5))
+    with pytest.raises(RuntimeError, match="power cut"):
+        api.pretrain(config, out=tmp_path / "parts", callbacks=[crash])
+    assert crash.fired == 1
+    names = sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir() if path.is_dir())
+    assert names[-1] == "p01-iter2-tokenizer-00000004"
+    api.pretrain(config, out=tmp_path / "parts")
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_is_left_alone(small: Small, tmp_path: Path) -> None:
+    config = small()
+    api.pretrain(config, out=tmp_path)
+    assert api.is_finished(tmp_path, config)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    api.pretrain(config, out=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
+
+
+def test_another_config_in_the_same_directory_is_refused(small: Small, tmp_path: Path) -> None:
+    api.pretrain(small("schedule.iterations=1"), out=tmp_path)
+    with pytest.raises(ConfigError, match=r"another config \(encoder_phase\.learning_rate: 0\.001 against 0\.002"):
+        api.pretrain(small("schedule.iterations=1", "encoder_phase.learning_rate=2e-3"), out=tmp_path)
+
+
+def test_a_foreign_directory_and_a_running_run_are_refused(small: Small, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("do not touch")
+    with pytest.raises(UsageError, match="not empty and not a run"):
+        api.pretrain(small(), out=tmp_path)
+    run = tmp_path / "run"
+    run.mkdir()
+    with locked(run), pytest.raises(UsageError, match="another bridle command is running"):
+        api.pretrain(small(), out=run)
+
+
+def test_damage_to_the_newest_checkpoint_falls_back_and_still_ends_the_same(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small("runtime.checkpoint_every=2", steps=5)
+    api.pretrain(config, out=tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        api.pretrain(config, out=tmp_path / "parts", callbacks=[StopAt(("tokenizer", 2, 4))])
+    newest = sorted((tmp_path / "parts" / "checkpoints").glob("p*"))[-1] / "model.safetensors"
+    damaged = bytearray(newest.read_bytes())
+    damaged[-1] ^= 1
+    newest.write_bytes(damaged)
+    api.pretrain(config, out=tmp_path / "parts")
+    assert "damaged" in capsys.readouterr().err
+    assert_same(tmp_path / "whole", tmp_path / "parts")

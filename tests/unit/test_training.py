@@ -1,0 +1,180 @@
+"""The engine and the phases: what learns, what stays, what is logged, and what a bad step may not do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bridle import api
+from bridle.config import Config
+from bridle.data.build import open_data
+from bridle.errors import NonFiniteError
+from bridle.models.build import build_nets
+from bridle.train import engine
+from bridle.train.engine import fit
+from bridle.train.interleave import Turn, build_phase, renew, schedule
+from bridle.train.log import ProgressLine
+from bridle.train.optim import build_optimizer, decays, learning_rate
+from bridle.train.run import Run, prepare_folder
+from bridle.train.runtime import Machine, StopRequest
+
+Small = Callable[..., Config]
+StateOf = Callable[[Any], dict[str, torch.Tensor]]
+
+
+def a_run(config: Config, folder: Path, *, trained_tokenizer: bool = False) -> Run:
+    config = api.with_statistics(config, [0.3], [0.35])
+    prepare_folder(folder, config, command="test")
+    nets = build_nets(config, trained_tokenizer=trained_tokenizer)
+    machine = Machine(config.runtime)
+    return Run(folder, config, machine, open_data(config).train, nets, StopRequest(), ProgressLine())
+
+
+def train(run: Run, turn: Turn, index: int = 0) -> None:
+    fit(run, build_phase(run, index, turn), None)
+
+
+def changed(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+def test_the_encoder_phase_leaves_the_started_tokenizer_bit_identical(
+    small: Small, tmp_path: Path, state_of: StateOf
+) -> None:
+    run = a_run(small(), tmp_path)
+    train(run, Turn(1, "encoder"))  # the codebooks are started here
+    tokenizer, encoder = state_of({"t": run.nets.tokenizer}), state_of({"e": run.nets.encoder})
+    train(run, Turn(2, "encoder"))  # no start in later iterations
+    assert changed(tokenizer, state_of({"t": run.nets.tokenizer})) == set()
+    assert all(parameter.grad is None for parameter in run.nets.tokenizer.parameters())
+    assert len(changed(encoder, state_of({"e": run.nets.encoder}))) == len(encoder)
+
+
+def test_the_tokenizer_phase_leaves_the_teacher_bit_identical_and_trains_the_rest(
+    small: Small, tmp_path: Path, state_of: StateOf
+) -> None:
+    run = a_run(small(), tmp_path, trained_tokenizer=True)
+    frozen = {"encoder": run.nets.encoder, "decoder": run.nets.decoder, "heads": run.nets.heads}
+    before, tokenizer = state_of(frozen), state_of({"t": run.nets.tokenizer})
+    train(run, Turn(2, "tokenizer"))
+    assert changed(before, state_of(frozen)) == set()
+    assert all(p.grad is None and not p.requires_grad for m in frozen.values() for p in m.parameters())
+    moved = changed(tokenizer, state_of({"t": run.nets.tokenizer}))
+    assert {name for name in tokenizer if "encoder" in name or "code" in name} <= moved
+    assert run.nets.estimator is not None
+    assert run.nets.estimator.teacher_mean.abs().sum() > 0
+
+
+def test_the_joint_phase_updates_codebooks_every_n_steps(small: Small, tmp_path: Path) -> None:
+    run = a_run(small("schedule.mode=joint", "schedule.joint_every=3", steps=7), tmp_path, trained_tokenizer=True)
+    phase = build_phase(run, 0, Turn(1, "joint"))
+    updates = []
+    quantizer = run.nets.tokenizer.quantizer
+    phase.after_update = lambda statistics: (updates.append(1), quantizer.ema_update(statistics))[1]
+    fit(run, phase, None)
+    assert len(updates) == 3  # steps 0, 3, 6
+
+
+def test_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path: Path) -> None:
+    states = []
+    for micro in ("null", "2"):
+        overrides = [f"{phase}.micro_batch={micro}" for phase in ("encoder_phase", "tokenizer_phase")]
+        run = a_run(small(*overrides, "encoder.drop_path=0.2"), tmp_path / micro, trained_tokenizer=True)
+        train(run, Turn(2, "tokenizer"))
+        train(run, Turn(2, "encoder"), index=1)
+        states.append(run.nets.state())
+    for name, whole in states[0].items():
+        torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_schedule_of_algorithm_1(small: Small) -> None:
+    assert schedule(small("schedule.iterations=3")) == [
+        Turn(1, "encoder"), Turn(2, "tokenizer"), Turn(2, "encoder"), Turn(3, "tokenizer"), Turn(3, "encoder"),
+    ]  # fmt: skip
+    assert schedule(small("schedule.mode=joint")) == [Turn(1, "joint"), Turn(2, "joint")]
+
+
+def test_each_iteration_renews_tokenizer_and_heads_and_encoder_on_request(small: Small, tmp_path: Path) -> None:
+    for restart in ("continue", "fresh"):
+        run = a_run(small(f"schedule.encoder_restart={restart}"), tmp_path / restart)
+        old = run.nets.encoder, run.nets.decoder, run.nets.heads, run.nets.tokenizer
+        renew(run, Turn(2, "tokenizer"))
+        assert run.nets.tokenizer is not old[3]
+        assert run.nets.encoder is old[0]
+        renew(run, Turn(2, "encoder"))
+        assert run.nets.heads is not old[2]
+        assert (run.nets.encoder is old[0]) == (restart == "continue")
+        assert (run.nets.decoder is old[1]) == (restart == "continue")
+
+
+def test_a_non_finite_step_changes_nothing_and_five_in_a_row_stop(
+    small: Small, tmp_path: Path, state_of: StateOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(small(steps=9), tmp_path, trained_tokenizer=True)
+    phase = build_phase(run, 0, Turn(2, "tokenizer"))
+    real, calls, states = phase.step, [], []
+
+    def poisoned(batch: Any, draws: Any) -> Any:
+        states.append(state_of(run.nets.modules()))
+        calls.append(draws.step)
+        result = real(batch, draws)
+        return result._replace(loss=result.loss * (float("nan") if draws.step == 1 or draws.step >= 3 else 1.0))
+
+    phase.step = poisoned
+    with pytest.raises(NonFiniteError, match="5 steps in a row"):
+        fit(run, phase, None)
+    assert calls == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert changed(states[1], states[2]) == set()  # step 1 was skipped
+    assert changed(states[2], states[3]) != set()  # step 2 was taken
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["skipped"] for row in rows[:4]] == [0, 1, 1, 2]
+    assert rows[1]["loss"] is None
+
+
+def test_learning_rate_rises_and_falls_as_worked_by_hand() -> None:
+    rates = [learning_rate(s, steps=11, warmup=2, peak=1.0, final=0.1) for s in range(11)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates[6] == pytest.approx(0.55)  # half way: the mean of peak and final
+    assert rates[10] == pytest.approx(0.1)
+
+
+def test_norms_biases_tokens_and_codes_do_not_decay(small: Small) -> None:
+    config = small("quantizer.update=gradient", "encoder.class_token=true")
+    nets = build_nets(config, trained_tokenizer=True)
+    optimizer = build_optimizer(nets.modules(), config.encoder_phase)
+    spared = {id(p) for p in optimizer.param_groups[1]["params"]}
+    named = {f"{m}.{n}": p for m, module in nets.modules().items() for n, p in module.named_parameters()}
+    assert optimizer.param_groups[1]["weight_decay"] == 0
+    for name, parameter in named.items():
+        free = name.endswith(("bias", "token", ".code")) or "norm" in name
+        assert (id(parameter) in spared) == free, name
+        assert decays(name, parameter) == (not free)
+
+
+def test_a_row_of_metrics_has_what_people_look_for(small: Small, tmp_path: Path) -> None:
+    run = a_run(small(), tmp_path)
+    train(run, Turn(1, "encoder"))
+    row = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (row["iteration"], row["phase"], row["step"], row["steps"], row["world_size"]) == (1, "encoder", 4, 4, 1)
+    assert len(row["token_accuracy"]) == len(row["code_usage"]) == len(row["top_share"]) == 4
+    assert row["loss"] > 0
+    assert row["samples_per_second"] > 0
+
+
+def test_draws_are_made_for_the_global_batch(small: Small, tmp_path: Path) -> None:
+    run = a_run(small("encoder.drop_path=0.5"), tmp_path)
+    phase = build_phase(run, 0, Turn(1, "encoder"))
+    loader = run.loader(phase=phase.key, batch=8, micro_batch=4)
+    halves = next(iter(loader.steps(0, 1)))
+    whole = next(iter(run.loader(phase=phase.key, batch=8, micro_batch=None).steps(0, 1)))[0]
+    draws = engine.Draws(run, phase, 0)
+    assert torch.equal(torch.cat([draws.mask(half).visible for half in halves]), draws.mask(whole).visible)
+    parts = [draws.drop_path(half) for half in halves]
+    assert torch.equal(torch.cat([p for p in parts if p is not None], dim=2), draws.drop_path(whole))
+    other = engine.Draws(run, phase, 1)
+    assert not torch.equal(draws.mask(whole).visible, other.mask(whole).visible)
