@@ -128,8 +128,9 @@ def read_part(path: Path, choose: Choose, *, channels: int, size: tuple[int, int
 
     try:
         with warnings.catch_warnings():
-            # Pillow warns of pictures above 89 megapixels and refuses those of twice that; the refusal is enough.
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
+            # refusal is enough.
+            warnings.simplefilter("ignore")
             with Image.open(path, formats=FORMATS) as image:
                 return cut_out(image, choose, channels=channels, size=size)
     except Exception as error:  # decoders meet damaged files with errors of every type

@@ -110,7 +110,7 @@ class Maker:
         last = next(reversed(bad.values()))
         raise DataError(
             f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
-            "Run 'bridle data check' on the data."
+            "Mend or remove such files, or point data.root elsewhere."
         )
 
 

@@ -91,7 +91,9 @@ class DatasetSource:
 
     def _sample(self, item: object, index: int) -> Sample:
         parts = item if isinstance(item, (tuple, list)) else (item,)
-        x = torch.from_numpy(parts[0]) if parts and isinstance(parts[0], np.ndarray) else (parts[0] if parts else None)
+        x = parts[0] if parts else None
+        if isinstance(x, np.ndarray) and x.dtype.kind in "iufb":
+            x = torch.from_numpy(np.array(x))  # a copy, because torch takes neither reversed nor read-only arrays
         if not isinstance(x, Tensor):
             raise DataError(
                 f"{self.describe(index)} is a {type(item).__name__} holding {type(x).__name__}; expected a tensor of "

@@ -40,7 +40,7 @@ def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
     results = Results(folder / "probe.json", _header(config))
     if results.value.get("protocol") != _header(config)["protocol"]:
         results = Results.anew(folder / "probe.json", _header(config))
-    judge = Judge(config, splits, machine, results, progress)
+    judge = Judge(config, splits, machine, results, progress, strict=True)
     for path in ends:
         loaded = load_checkpoint(path)
         iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])

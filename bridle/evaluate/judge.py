@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bridle.config import Config
 from bridle.data.build import is_labelled
-from bridle.data.loader import Batch, sequential
+from bridle.data.loader import Batch, Loader, sequential
 from bridle.data.sources import Sample, Source, Splits
+from bridle.errors import DataError
 from bridle.evaluate.codebooks import codebook_health, verdicts
 from bridle.evaluate.transfer import (
     Features,
@@ -57,8 +58,16 @@ class Judge:
     """Evaluates networks of one run; baselines are computed once and kept in results.json."""
 
     def __init__(
-        self, config: Config, splits: Splits, machine: Machine, results: Results, progress: ProgressLine
+        self,
+        config: Config,
+        splits: Splits,
+        machine: Machine,
+        results: Results,
+        progress: ProgressLine,
+        *,
+        strict: bool = False,
     ) -> None:
+        self.strict = strict
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
         limit = config.probe.items
         self.train = splits.train if limit is None else Some(splits.train, limit)
@@ -67,13 +76,8 @@ class Judge:
 
     def __call__(self, nets: Nets) -> dict[str, Any]:
         """One entry of results.json."""
-        if self.labelled and not self.results.value["baselines"]:
-            self.results.set_baselines(self.baselines())
-        found = self.probe_encoder(nets.encoder).as_dict() if self.labelled else None
+        found = self.probed(nets) if self.labelled else None
         stages = self.codebooks(nets)
-        if found is not None:
-            low, high = found["interval"]
-            self.progress.note(f"linear probe: accuracy {found['accuracy']:.3f} (95 % interval {low:.3f}–{high:.3f})")
         judged = verdicts(stages)
         for verdict in judged:
             if verdict.level != "ok":
@@ -85,6 +89,21 @@ class Judge:
             ],
             "verdicts": [verdict._asdict() for verdict in judged],
         }
+
+    def probed(self, nets: Nets) -> dict[str, Any] | None:
+        """The probe's result. In training, labelled data that is not whole costs the probe and not the run."""
+        try:
+            if not self.results.value["baselines"]:
+                self.results.set_baselines(self.baselines())
+            found = self.probe_encoder(nets.encoder).as_dict()
+        except DataError as error:
+            if self.strict:
+                raise
+            self.progress.note(f"no probe, because the labelled data is not whole: {error}")
+            return None
+        low, high = found["interval"]
+        self.progress.note(f"linear probe: accuracy {found['accuracy']:.3f} (95 % interval {low:.3f}–{high:.3f})")
+        return found
 
     def baselines(self) -> dict[str, Any]:
         """The same classifier on raw inputs and on the encoder before training."""
@@ -116,7 +135,16 @@ class Judge:
 
     def codebooks(self, nets: Nets) -> list[Any]:
         """Codebook health over a full pass of the training data."""
-        return codebook_health(nets.tokenizer, self.batches(self.train))
+        data = self.config.data
+        assert data.mean is not None  # a run's config always has them
+        assert data.std is not None
+        # A loader, because a file that cannot be read must not end a pretraining run here: it is replaced.
+        loader = Loader(
+            source=self.train, seed=self.config.seed, phase="codebooks", batch=BATCH, mean=data.mean, std=data.std,
+            workers=data.workers,
+        )  # fmt: skip
+        everything = loader.first(len(self.train), rows=BATCH)
+        return codebook_health(nets.tokenizer, (move(batch, self.machine.device) for batch in everything))
 
     def batches(self, source: Source) -> Iterator[Batch]:
         data = self.config.data

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bridle.errors import UsageError
-from bridle.quantize.codebook import chunk_rows, chunks, full_precision
+from bridle.quantize.nearest import chunk_rows, chunks, full_precision
 from bridle.quantize.rules import enter, stage_inputs
 from bridle.quantize.search import Plan, blend
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.quantize.codebook import chunk_rows, chunks, full_precision, nearest
+from bridle.quantize.nearest import chunk_rows, chunks, full_precision, nearest
 
 JITTER = 1e-3  # of the points' root mean square: apart from its twin, but far from any other point
 

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from bridle import distributed
 from bridle.errors import ConfigError, NonFiniteError, UsageError
 from bridle.quantize import search
-from bridle.quantize.codebook import Codebook, Update, full_precision
+from bridle.quantize.codebook import Codebook, Update
 from bridle.quantize.found import Quantized, Statistics
+from bridle.quantize.nearest import full_precision
 from bridle.quantize.rules import Rule
 from bridle.quantize.search import Plan, SoftWeights
 from bridle.quantize.start import Solved, Start, StartReport, gather, redraw_rare, solve_stages, start_stage

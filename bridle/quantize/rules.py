@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 Rule = Literal["once", "perstage", "released", "none", "independent"]
+PLAIN: tuple[Rule, ...] = ("once", "none")  # v_m is e_m itself, and what the code leaves of it is e_{m+1}
 NORM_FLOOR = 1e-6
 SMALLEST_SHARE = 1e-3  # perstage leaves residuals below this share of ‖e₁‖ alone: they are rounding, not signal
 
@@ -107,24 +108,20 @@ def stage_inputs(x: Tensor, chosen: Callable[[int, Tensor], Tensor], rule: Rule,
 
 
 def pull_back(steps: Sequence[Step], rule: Rule) -> Tensor:
-    """½ ∂/∂e₁ of Σ_m ‖v_m − sg c_m‖², from the steps of one walk; every stage contributes."""
+    """½ ∂/∂e₁ of Σ_m ‖v_m − sg c_m‖² from the steps of one walk; every stage contributes.
+
+    For `once` and `none`, where ∂e_m/∂e₁ is the identity, it is the sum of the errors, taken during the walk.
+    """
     if rule == "independent":
         return torch.cat([step.error for step in steps], -1)
-    if rule == "released":
-        return sum_of([unit_gradient(step.e, step.error, norms(step.e)) for step in steps])
-    if rule != "perstage":
-        return sum_of([step.error for step in steps])  # e_{m+1} for every m, since ∂e_m/∂e₁ is the identity
-    first_length = norms(steps[0].e)
     gradient = torch.zeros_like(steps[0].e)
-    for step in reversed(steps):
-        gradient, length = gradient + step.error, norms(step.e)
-        normalised = length > SMALLEST_SHARE * first_length
-        gradient = torch.where(normalised, unit_gradient(step.e, gradient, length), gradient)
+    if rule == "released":
+        for step in steps:
+            gradient += unit_gradient(step.e, step.error, norms(step.e))
+    else:
+        first_length = norms(steps[0].e)
+        for step in reversed(steps):
+            gradient, length = gradient + step.error, norms(step.e)
+            normalised = length > SMALLEST_SHARE * first_length
+            gradient = torch.where(normalised, unit_gradient(step.e, gradient, length), gradient)
     return gradient
-
-
-def sum_of(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total

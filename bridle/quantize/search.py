@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.quantize.codebook import best, chunk_rows, chunks, half_norms, scores
-from bridle.quantize.rules import Rule, Step, enter, enter_gradient, leave, norms, pull_back, see
+from bridle.quantize.nearest import Searcher, chunk_rows, chunks, half_norms
+from bridle.quantize.rules import PLAIN, Rule, Step, enter, enter_gradient, leave, norms, pull_back, see, sliced
 
 SoftWeights = Literal["even", "softmax"]
 
@@ -53,23 +53,47 @@ class Walked(NamedTuple):
     energy: Tensor  # () float64: Σ over valid rows of ‖v_1‖²
     pull: Tensor | None  # (S, Dq): half the gradient of Σ_m ‖v_m − sg c_m‖² with respect to e₁, zero on padding
 
+    def write(self, stage: int, choice: Choice, plan: Plan) -> None:
+        """Put one stage's codes in place and its vectors into q."""
+        self.codes[:, stage] = choice.pick
+        if self.soft_codes is not None and choice.soft_pick is not None:
+            self.soft_codes[:, stage] = choice.soft_pick
+        if self.soft_weights is not None and choice.soft_weight is not None:
+            self.soft_weights[:, stage] = choice.soft_weight
+        if plan.rule == "independent":
+            sliced(self.q, plan.stages)[:, stage] = choice.vector
+        else:
+            add_or_start(self.q, choice.vector, stage)
+
+
+def add_or_start(total: Tensor, x: Tensor, stage: int) -> None:
+    """total ← x in the first stage, total + x in the others: no pass to fill it with zeros before."""
+    if stage == 0:
+        total.copy_(x)
+    else:
+        total.add_(x)
+
 
 def blend(code: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """Weighted mean of k codes per row."""
     return torch.einsum("skd,sk->sd", torch.nn.functional.embedding(index, code), weight)
 
 
-def choose(v: Tensor, code: Tensor, offset: Tensor, soft: int, soft_weights: SoftWeights) -> Choice:
-    """The nearest code of each row, or the `soft` nearest and their weighted mean."""
-    score = scores(v, code, offset)
-    if soft == 1:
-        pick = best(score).pick
-        return Choice(pick, code.index_select(0, pick), None, None)
-    top = torch.topk(score, soft, dim=1)
+def soften(score: Tensor, code: Tensor, plan: Plan) -> Choice:
+    """The k codes with the largest scores and their weighted mean."""
+    top = torch.topk(score, plan.soft, dim=1)
     # ‖v‖² is the same for all codes of a row, so softmax(−d²) is softmax(2·score).
-    even = torch.full_like(top.values, 1 / soft)
-    weight = even if soft_weights == "even" else torch.softmax(2 * top.values, 1)
+    even = torch.full_like(top.values, 1 / plan.soft)
+    weight = even if plan.soft_weights == "even" else torch.softmax(2 * top.values, 1)
     return Choice(top.indices[:, 0], blend(code, top.indices, weight), top.indices, weight)
+
+
+def choose(v: Tensor, stage: int, plan: Plan, searcher: Searcher) -> Choice:
+    """The nearest code of each row, or the k nearest; the vectors are overwritten by the next call."""
+    if plan.soft > 1:
+        return soften(searcher.scores(v, stage), plan.codes[stage], plan)
+    pick = searcher.nearest(v, stage).pick
+    return Choice(pick, searcher.vectors(pick, stage), None, None)
 
 
 def squared(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -83,20 +107,46 @@ def squared(x: Tensor, valid: Tensor | None) -> Tensor:
 @torch.no_grad()
 def assign(x: Tensor, plan: Plan, *, stages: int) -> Tensor:
     """Codes (S, stages) of raw latents (S, Dq), and nothing else."""
-    offsets = [half_norms(code) for code in plan.codes]
-    parts = []
-    for part in chunks(x.shape[0], _rows(x, plan)):  # len(x) would fix the length in an export
-        e = enter(x[part], plan.rule, plan.stages)
+    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+        return _assign_traced(x, plan, stages)
+    rows = _rows(x, plan)
+    searcher = Searcher(plan.codes[:stages], rows=rows)
+    codes = torch.empty(len(x), stages, dtype=torch.int64, device=x.device)
+    for part in chunks(len(x), rows):
+        e = _enter_own(x[part], plan)
         first_length = norms(e) if plan.rule == "perstage" else None
-        picked = []
-        for stage, code in enumerate(plan.codes[:stages]):
+        for stage in range(stages):
             v = see(e, first_length, plan.rule, stage, plan.stages)
-            choice = choose(v, code, offsets[stage], plan.soft, plan.soft_weights)
-            picked.append(choice.pick)
-            if stage + 1 < stages:
-                e = leave(e, v, choice.vector, plan.rule)
-        parts.append(torch.stack(picked, -1))
-    return torch.cat(parts)
+            if plan.soft == 1 and stage + 1 == stages:
+                codes[part, stage] = searcher.nearest(v, stage).pick
+                break
+            choice = choose(v, stage, plan, searcher)
+            codes[part, stage] = choice.pick
+            e = e.sub_(choice.vector) if plan.rule in PLAIN else leave(e, v, choice.vector, plan.rule)
+    return codes
+
+
+def _assign_traced(x: Tensor, plan: Plan, stages: int) -> Tensor:
+    """The same as a graph for any number of rows: one pass, no loop over chunks, no branch on values."""
+    e = enter(x, plan.rule, plan.stages)
+    first_length, picked = norms(e) if plan.rule == "perstage" else None, []
+    for stage, code in enumerate(plan.codes[:stages]):
+        v = see(e, first_length, plan.rule, stage, plan.stages)
+        score = torch.addmm(half_norms(code), v, code.t())
+        if plan.soft > 1:
+            choice = soften(score, code, plan)
+        else:
+            pick = torch.argmax(score, 1)
+            choice = Choice(pick, code.index_select(0, pick), None, None)
+        picked.append(choice.pick)
+        e = leave(e, v, choice.vector, plan.rule)
+    return torch.stack(picked, -1)
+
+
+def _enter_own(x: Tensor, plan: Plan) -> Tensor:
+    """e₁ in memory of its own, so that it may be overwritten."""
+    e = enter(x, plan.rule, plan.stages)
+    return e.clone() if e.data_ptr() == x.data_ptr() else e
 
 
 @torch.no_grad()
@@ -112,9 +162,10 @@ def walk(x: Tensor, plan: Plan, *, valid: Tensor | None, pull: bool) -> Walked:
         energy=torch.zeros((), dtype=torch.float64, device=device),
         pull=torch.empty(x.shape, dtype=torch.float32, device=device) if pull else None,
     )
-    offsets, rows = [half_norms(code) for code in plan.codes], _rows(x, plan)
+    rows = _rows(x, plan)
+    searcher = Searcher(plan.codes, rows=rows)
     for part in chunks(S, rows):
-        _walk_chunk(x[part], plan, offsets, None if valid is None else valid[part], _part_of(found, part))
+        _walk_chunk(x[part], plan, searcher, None if valid is None else valid[part], _part_of(found, part))
     return found
 
 
@@ -131,32 +182,30 @@ def _part_of(found: Walked, part: slice) -> Walked:
     )
 
 
-def _walk_chunk(x: Tensor, plan: Plan, offsets: Sequence[Tensor], valid: Tensor | None, into: Walked) -> None:
-    e = enter(x, plan.rule, plan.stages)
+def _walk_chunk(x: Tensor, plan: Plan, searcher: Searcher, valid: Tensor | None, into: Walked) -> None:
+    e, steps = _enter_own(x, plan), list[Step]()
     first_length = norms(e) if plan.rule == "perstage" else None
-    steps, vectors = [], []
-    for stage, code in enumerate(plan.codes):
+    for stage in range(plan.stages):
         v = see(e, first_length, plan.rule, stage, plan.stages)
-        choice = choose(v, code, offsets[stage], plan.soft, plan.soft_weights)
+        choice = choose(v, stage, plan, searcher)
         if stage == 0:
             into.energy.add_(squared(v, valid))
-        after = leave(e, v, choice.vector, plan.rule)
-        # once, none and perstage hand on the error itself; the other two measure it apart from the residual.
-        error = v - choice.vector if plan.rule in ("released", "independent") else after
-        into.errors[stage].add_(squared(error, valid))
-        into.codes[:, stage] = choice.pick
-        if into.soft_codes is not None and choice.soft_pick is not None:
-            into.soft_codes[:, stage] = choice.soft_pick
-        if into.soft_weights is not None and choice.soft_weight is not None:
-            into.soft_weights[:, stage] = choice.soft_weight
-        vectors.append(choice.vector)
-        if into.pull is not None:
+        if plan.rule in PLAIN:
+            e = error = e.sub_(choice.vector)  # what is left is the error and the next input, in place
+            if into.pull is not None:
+                add_or_start(into.pull, e, stage)
+        else:
+            error = v - choice.vector
             steps.append(Step(e, error))
-        e = after
-    into.q.copy_(combine(vectors, plan.rule))
-    if into.pull is not None:
-        pull = pull_back(steps, plan.rule)
-        into.pull.copy_(pull if valid is None else pull.masked_fill(~valid[:, None], 0.0))
+            e = leave(e, v, choice.vector, plan.rule)
+        into.errors[stage].add_(squared(error, valid))
+        into.write(stage, choice, plan)
+    if into.pull is None:
+        return
+    if plan.rule not in PLAIN:
+        into.pull.copy_(pull_back(steps, plan.rule))
+    if valid is not None:
+        into.pull.masked_fill_(~valid[:, None], 0.0)
 
 
 def combine(vectors: Sequence[Tensor], rule: Rule) -> Tensor:
@@ -183,7 +232,7 @@ class Attach(torch.autograd.Function):
     """Give q the gradient of e₁ (straight-through) and the commitment its analytic gradient, in one backward pass."""
 
     @staticmethod
-    def forward(  # noqa: PLR0917 (autograd functions take positional arguments only)
+    def forward(
         ctx: Any, x: Tensor, q: Tensor, pull: Tensor, commitment: Tensor, scale: Tensor, plan: Plan
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(x, pull, scale)

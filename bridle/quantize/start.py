@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bridle import distributed, seeding
 from bridle.errors import DataError, NonFiniteError
-from bridle.quantize.codebook import full_precision, nearest
 from bridle.quantize.kmeans import kmeans
+from bridle.quantize.nearest import full_precision, nearest
 from bridle.quantize.rules import Rule, stage_inputs
 
 Start = Literal["kmeans", "uniform", "uniform-raw"]

@@ -115,15 +115,27 @@ def refusals() -> dict[str, Tensor]:
     return {"refused": torch.tensor(refused), "kept": torch.tensor(kept)}
 
 
+def run_to_the_end(command: list[str], environment: dict[str, str]) -> None:
+    """Run a command; if it hangs, ask it to stop, so that it also ends the processes it started."""
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        output, _ = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        output, _ = process.communicate(timeout=60)
+        pytest.fail(f"{command} did not end:\n{output}")
+    assert process.returncode == 0, output
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
     out = tmp_path_factory.mktemp("ranks")
     alone = [sys.executable, __file__, str(out)]
-    two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    two = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     plain = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment = {**plain, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.getcwd()}
     for command in (alone, [*two, __file__, str(out)]):
-        subprocess.run(command, check=True, env=environment, timeout=240, capture_output=True)
+        run_to_the_end(command, environment)
     return {name: torch.load(out / f"rank{name}.pt", weights_only=True) for name in ("alone", "0", "1")}
 
 

@@ -43,7 +43,7 @@ WAVEFORMS = {
     "low tone": 0.5 * torch.sin(2 * torch.pi * 440 * seconds(1)),
     "high tone over an offset": 0.3 + 0.1 * torch.sin(2 * torch.pi * 6000 * seconds(1)),
     "silence": torch.zeros(RATE),
-    "click": torch.eye(1, 8000, 4000)[0],
+    "click": (torch.arange(8000) == 4000).float(),
     "one window": noise(400),
     "one window and a bit": noise(559),
     "two windows": noise(560),

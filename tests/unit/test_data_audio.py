@@ -26,6 +26,13 @@ def test_a_batch_gives_each_clip_its_own_features() -> None:
         torch.testing.assert_close(logmel(clip), features, rtol=0, atol=1e-5)
 
 
+def test_a_long_clip_has_the_features_of_its_parts() -> None:
+    logmel, clip = LogMel(mels=32), noise(100_000)
+    for first in (0, 500, 600):  # frames on both sides of a piece's end
+        part = clip[first * 160 : first * 160 + 400 + 19 * 160]
+        torch.testing.assert_close(logmel(part), logmel(clip)[first : first + 20], rtol=0, atol=1e-5)
+
+
 def test_silence_is_the_floor() -> None:
     assert torch.equal(LogMel(mels=4)(torch.zeros(400)), torch.full((1, 4), FLOOR).log())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -87,7 +88,7 @@ def test_what_is_not_a_whole_number_is_no_label(extra: object) -> None:
 
 
 def test_items_may_be_bare_tensors_arrays_or_short_tuples() -> None:
-    source = DatasetSource(Items(torch.ones(2), np.ones(2), (torch.ones(2),)), shape=(2,))
+    source = DatasetSource(Items(torch.ones(2), np.ones(2)[::-1], (torch.ones(2),)), shape=(2,))
     for index in range(3):
         sample = source.load(index, None)
         assert sample.x.dtype == torch.float32
@@ -105,7 +106,7 @@ def test_whole_numbers_are_refused_with_a_remedy() -> None:
         DatasetSource(Items(torch.zeros(2, dtype=torch.uint8)), shape=(2,)).load(0, None)
 
 
-@pytest.mark.parametrize("item", ["picture", {"x": torch.zeros(2)}, (), None])
+@pytest.mark.parametrize("item", ["picture", {"x": torch.zeros(2)}, (), None, np.array(["a", "b"])])
 def test_an_item_without_a_tensor_is_refused(item: object) -> None:
     with pytest.raises(DataError, match=r"expected a tensor of shape \[2\]"):
         DatasetSource(Items(item), shape=(2,)).load(0, None)
@@ -113,7 +114,8 @@ def test_an_item_without_a_tensor_is_refused(item: object) -> None:
 
 def test_a_stream_without_index_is_refused() -> None:
     class Stream(IterableDataset[Tensor]):
-        pass
+        def __iter__(self) -> Iterator[Tensor]:
+            return iter([torch.zeros(2)])
 
     with pytest.raises(UsageError, match="Stream has no length or index"):
         DatasetSource(Stream(), shape=(2,))

@@ -160,7 +160,7 @@ def test_ema_before_the_start_is_refused() -> None:
         ResidualQuantizer(codebooks=1, codes=8, width=12).ema_update(empty)
 
 
-# --- convergence (Appendix D) -------------------------------------------------------------------------------------------
+# --- convergence (Appendix D) --------------------------------------------------------------------------------------
 
 
 def limit(n: Tensor, l_sum: Tensor, eps: float) -> Tensor:

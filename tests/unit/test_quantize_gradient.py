@@ -170,7 +170,7 @@ def test_one_small_step_down_the_codebook_term_lowers_the_distance() -> None:
     before.codebook_term.backward()
     with torch.no_grad():
         for parameter in rq.parameters():
-            parameter -= 0.05 * parameter.grad
+            parameter.add_(parameter.grad, alpha=-0.05)
     assert rq(x).commitment < before.commitment
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
 
-from bridle.quantize.codebook import nearest
 from bridle.quantize.kmeans import Clusters, CodebookWarning, choose_seeds, first_distinct, kmeans, lloyd, row_keys
+from bridle.quantize.nearest import nearest
 
 torch.set_num_threads(1)
 
@@ -41,7 +43,7 @@ def test_inertia_never_rises_from_step_to_step() -> None:
     points = torch.randn(500, 8, generator=seeded())
     seeds = points[:16]
     path = [inertia(points, lloyd(points, seeds, iterations=i)[0]) for i in range(8)]
-    assert all(later <= earlier * (1 + 1e-6) for earlier, later in zip(path, path[1:], strict=False))
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(path))
 
 
 def test_it_stops_when_nothing_moves_any_more() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bridle.errors import ConfigError, UsageError
 from bridle.quantize import ResidualQuantizer
-from bridle.quantize.codebook import best
+from bridle.quantize.nearest import best
 from bridle.quantize.rules import Rule
 
 torch.set_num_threads(1)
@@ -277,13 +277,14 @@ def test_hard_codes_have_no_soft_ones() -> None:
 
 def test_the_best_score_is_found_despite_ties_and_nan() -> None:
     score = torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 1.0], [0.0, float("nan"), 1.0], [-4.0, -6.0, -5.0]])
-    found = best(score)
+    hits, numbers = torch.empty(12), torch.arange(3.0)
+    found = best(score, hits, numbers)
     assert found.pick[0] == 1
     assert found.pick[1] in (0, 1)
     assert found.pick[3] == 0
     assert ((found.pick >= 0) & (found.pick < 3)).all()
     # One row without a hit (NaN) and one with two must not pass for two rows with one hit each.
-    assert best(score[[2, 1]]).pick[1] in (0, 1)
+    assert best(score[[2, 1]], hits, numbers).pick[1] in (0, 1)
     assert found.score[[0, 1, 3]].tolist() == [3, 5, -4]
 
 

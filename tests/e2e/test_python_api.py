@@ -1,0 +1,91 @@
+"""bridle from Python: any Dataset in, a model out, callbacks on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import SMALL
+from torch.utils.data import Dataset
+
+import bridle
+from bridle.errors import ConfigError, UsageError
+from bridle.seeding import generator
+
+
+class Stripes(Dataset[tuple[torch.Tensor, int]]):
+    """Two kinds of striped pictures in three channels."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        label = index % 2
+        stripe = torch.arange(24).remainder(2 + 4 * label).float().expand(3, 24, 24)
+        return stripe + 0.1 * torch.randn(3, 24, 24, generator=generator("stripes", index)), label
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_start(self, *, folder: Path, config: Any) -> None:
+        self.heard.append(f"start {config['name']}")
+
+    def on_metrics(self, row: Any) -> None:
+        self.heard.append(f"{row['phase']} {row['step']}")
+
+    def on_evaluation(self, result: Any) -> None:
+        self.heard.append(f"evaluated {result['iteration']}")
+
+    def on_end(self) -> None:
+        self.heard.append("end")
+
+
+def test_any_dataset_trains_and_the_model_loads(tmp_path: Path) -> None:
+    listener = Listener()
+    run = bridle.pretrain(
+        "image", dataset=Stripes(), out=tmp_path / "mine", size="tiny", max_steps=3, overrides=SMALL, callbacks=[listener]
+    )
+    assert listener.heard[0] == "start image"
+    assert "encoder 3" in listener.heard
+    assert listener.heard.index("evaluated 1") < listener.heard.index("tokenizer 1")
+    assert listener.heard[-1] == "end"
+    assert run.results["evaluations"][1]["probe"]["classes"] == 2
+    model = bridle.load(tmp_path / "mine")
+    assert model.geometry.input == (24, 24)
+    x = torch.stack([Stripes()[i][0] for i in range(5)])
+    codes, z = model.tokenize(x), model.encode(x)
+    assert codes.shape == (5, 9, 4)
+    assert codes.min() >= 0
+    assert codes.max() < 16
+    assert z.shape == (5, 9, 16)
+    assert model.decode_codes(codes).shape == (5, 9, 8)
+    assert torch.equal(run.load().encode(x), z)
+    assert torch.equal(model.encode(x[2]), model.encode(x[2:3]))  # a single sample is a batch of one
+    first = bridle.load(tmp_path / "mine", iteration=1)
+    assert not torch.equal(first.encode(x), z)
+
+
+def test_a_wrong_shape_is_told_with_what_was_expected(tmp_path: Path) -> None:
+    bridle.pretrain("image", dataset=Stripes(), out=tmp_path / "r", overrides=[*SMALL, "schedule.iterations=1"], max_steps=1)
+    with pytest.raises(UsageError, match=r"\(B, 3, 24, 24\), got \(1, 3, 20, 24\)"):
+        bridle.load(tmp_path / "r").encode(torch.zeros(1, 3, 20, 24))
+
+
+def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'seed'"):
+        bridle.pretrain("image", dataset=Stripes(), out=tmp_path / "r", sed=1)
+    with pytest.raises(UsageError, match="got int"):
+        bridle.pretrain("image", dataset=[[1, 2]], out=tmp_path / "r")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="not a run directory"):
+        bridle.load(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("extends: digits-tiny\nname: x\n")
+    with pytest.raises(ConfigError, match="extends"):
+        bridle.load(tmp_path)
