@@ -186,7 +186,7 @@ def draw_ema(path: Path) -> None:
     for label, usage, rewrite in (("N₀ = 0, all codes rewritten", 0.0, True), ("N₀ = 1, all rewritten", 1.0, True)):
         right.semilogy(unused(usage, decay, eps, steps, rewrite), label=label)
     right.semilogy(unused(1.0, decay, eps, steps, False), label="bridle: N₀ = 1, only used codes rewritten")
-    right.set(title="norm of a code nobody uses (‖c₀‖ = 1)", xlabel="step")
+    right.set(title="norm of an unused code", xlabel="step")
     right.legend(fontsize=6)
     for axis in (left, right):
         axis.grid(alpha=0.3)

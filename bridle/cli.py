@@ -118,8 +118,7 @@ def probe(run: RunFolder, overrides: Overrides = None) -> None:
     """
     from bridle.evaluate.command import probe_run
 
-    path = probe_run(run, overrides or [])
-    show_results(run, path)
+    show_results(run, probe_run(run, overrides or []).name)
 
 
 @app.command()
@@ -181,15 +180,16 @@ def make_precision_safe(precision: str) -> None:
         typer.echo(f"note: {error}", err=True)
 
 
-def show_results(run: Path, path: Path | None = None) -> None:
+def show_results(run: Path, results: str = "results.json") -> None:
     """The results of a run as a table, then what was written and what to do next."""
+    from bridle.report.runs import read_run
     from bridle.report.terminal import results_table
 
     screen = console()
-    table = results_table([run])
+    table = results_table([read_run(run, results=results)])
     if table is not None:
         screen.print(table)
-    screen.print(f"wrote {path or run}")
+    screen.print(f"wrote {run / results}")
     screen.print(f"Next:  bridle probe {run}   ·   bridle report {run}")
 
 

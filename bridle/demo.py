@@ -35,11 +35,12 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
             console.rule(f"{modality} · {method.upper()}", align="left")
             api.pretrain(config, out=folder, command=f"bridle demo --modality {modality} --seed {seed}")
             runs.append(folder)
-    table = results_table(runs)
+    summaries = [read_run(run) for run in runs]
+    table = results_table(summaries)
     if table is not None:
         console.print()
         console.print(table)
-    page = write_report([read_run(run) for run in runs], out / "report.html", title="bridle demo")
+    page = write_report(summaries, out / "report.html", title="bridle demo")
     minutes = (time.perf_counter() - began) / 60
     console.print(
         f"\nSeed {seed}, {minutes:.1f} minutes. Accuracy: linear probe on test data; CUR: share of codes used;"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -156,7 +156,7 @@ def linear_probe(
     began = time.perf_counter()
     _check(train, test)
     strength = _choose_strength(train, sorted(strengths), validation_share, generator(seed, "probe validation"))
-    fit = _fit_along(train, [c for c in sorted(strengths) if c <= strength])[-1]
+    *_, fit = _fit_along(train, [c for c in sorted(strengths) if c <= strength])
     scores, y = fit.scores(test.x), fit.columns(test.y)  # (N, K), (N,)
     hits = top_k_hits(scores, y) & (y >= 0)
     commonest = np.bincount(fit.columns(train.y)).argmax()
@@ -195,7 +195,7 @@ class _Fit(NamedTuple):
         return np.where(self.classes[place] == y, place, -1)
 
 
-def _fit_along(items: Features, strengths: Sequence[float]) -> list[_Fit]:
+def _fit_along(items: Features, strengths: Sequence[float]) -> Iterator[_Fit]:
     """One fit per C, from strong to weak regularisation, each starting where the one before it ended."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -206,7 +206,6 @@ def _fit_along(items: Features, strengths: Sequence[float]) -> list[_Fit]:
     scale = np.where(scale > 1e-8, scale, 1.0)  # a constant feature stays at zero
     x = (x - mean) / scale
     model = LogisticRegression(solver="lbfgs", warm_start=True, max_iter=MAX_ITERATIONS, tol=TOLERANCE)
-    fits = []
     for strength in strengths:
         # As many threads as torch may use: the bits of a fit depend on their number.
         with warnings.catch_warnings(), threadpool_limits(torch.get_num_threads(), user_api="blas"):
@@ -216,17 +215,22 @@ def _fit_along(items: Features, strengths: Sequence[float]) -> list[_Fit]:
         if len(model.classes_) == 2:  # scikit-learn keeps only the second class's logit
             weight, bias = np.concatenate([-weight, weight], axis=1) / 2, np.concatenate([-bias, bias]) / 2
         converged = int(model.n_iter_.max()) < MAX_ITERATIONS
-        fits.append(_Fit(model.classes_, mean, scale, weight.copy(), bias.copy(), converged))
-    return fits
+        yield _Fit(model.classes_, mean, scale, weight.copy(), bias.copy(), converged)
 
 
 def _choose_strength(train: Features, path: Sequence[float], share: float, source: torch.Generator) -> float:
-    """The C with the best accuracy on a held-back part of the training items; ties go to the stronger one."""
+    """The C with the best accuracy on a held-back part of the training items; ties go to the stronger one.
+
+    Weaker and weaker regularisation is tried only until it has hurt twice in a row: those fits take longest.
+    """
     held = _stratified(train.y, share, source)
     if not held.any() or len(path) == 1:
         return path[len(path) // 2]
-    fits = _fit_along(Features(train.x[~held], train.y[~held]), path)
-    accuracy = [(fit.classes[best_class(fit.scores(train.x[held]))] == train.y[held]).mean() for fit in fits]
+    accuracy: list[float] = []
+    for fit in _fit_along(Features(train.x[~held], train.y[~held]), path):
+        accuracy.append(float((fit.classes[best_class(fit.scores(train.x[held]))] == train.y[held]).mean()))
+        if max(accuracy[-2:]) < max(accuracy):
+            break
     return path[int(np.argmax(accuracy))]
 
 

@@ -88,21 +88,29 @@ class Quantized:
 
     def codebook_distance(self, live: Sequence[Tensor]) -> Tensor:
         """Mean over valid tokens and stages of ‖sg v_m − c_m‖², with a gradient to the `live` codes (K_m, D)."""
-        tokens = len(self._x) if self._valid is None else self._valid.sum().clamp_min(1)
-        total = torch.zeros((), dtype=torch.float64, device=self._x.device)
-        if self.soft_codes is None:
-            # Σ_j ‖v_j − c‖² = n‖c‖² − 2 c·ℓ + constant: the gradient 2(n c − ℓ) needs no vector per token.
-            counted = self.statistics()
-            for code, n, l_sum in zip(live, counted.n, counted.l_sum, strict=True):
-                wide = code.double()
-                total = total + (n * wide.square().sum(1)).sum() - 2 * (wide * l_sum).sum()
-        else:
-            chosen, fresh = self._replay(slice(None)), self._replay(slice(None), live)
-            for stage, v in enumerate(stage_inputs(self._x.detach(), chosen, self._plan.rule, self._plan.stages)):
-                rows = (v - fresh(stage, v)).square().sum(-1)
-                total = total + (rows if self._valid is None else torch.where(self._valid, rows, 0.0)).double().sum()
+        if not torch.is_grad_enabled():
+            return self.commitment
+        tokens = max(1, len(self._x)) if self._valid is None else self._valid.sum().clamp_min(1)
+        with full_precision(self._x.device):
+            total = self._hard_distance(live) if self.soft_codes is None else self._soft_distance(live)
         distance = (total / (tokens * self._plan.stages)).float()
-        return distance - distance.detach() + self.commitment.detach()  # the value without the cancelled constant
+        return distance - distance.detach() + self.commitment.detach()  # the value without the constant left out below
+
+    def _hard_distance(self, live: Sequence[Tensor]) -> Tensor:
+        # Σ_j ‖v_j − c‖² = n‖c‖² − 2 c·ℓ + constant: the gradient 2(n c − ℓ) needs no vector per token.
+        counted, total = self.statistics(), torch.zeros((), dtype=torch.float64, device=self._x.device)
+        for code, n, l_sum in zip(live, counted.n, counted.l_sum, strict=True):
+            wide = code.double()
+            total = total + (n * wide.square().sum(1)).sum() - 2 * (wide * l_sum).sum()
+        return total
+
+    def _soft_distance(self, live: Sequence[Tensor]) -> Tensor:
+        chosen, fresh = self._replay(slice(None)), self._replay(slice(None), live)
+        total = torch.zeros((), dtype=torch.float64, device=self._x.device)
+        for stage, v in enumerate(stage_inputs(self._x.detach(), chosen, self._plan.rule, self._plan.stages)):
+            rows = (v - fresh(stage, v)).square().sum(-1)
+            total = total + (rows if self._valid is None else torch.where(self._valid, rows, 0.0)).double().sum()
+        return total
 
     @torch.no_grad()
     def statistics(self) -> Statistics:
@@ -115,19 +123,19 @@ class Quantized:
         for stage, pairs in enumerate(counted):
             for index, weight in pairs:
                 n[stage].index_add_(0, index, weight)
-        for part, inputs in self._stage_inputs_by_chunk(x):
-            for stage, v in enumerate(inputs):
-                wide = v.double()
-                for index, weight in counted[stage]:
-                    weighted = wide if self.soft_codes is None else wide * weight[part, None]
-                    l_sum[stage].index_add_(0, index[part], weighted)
+        with full_precision(x.device):
+            for part, inputs in self._stage_inputs_by_chunk(x):
+                for stage, v in enumerate(inputs):
+                    wide = v.double()
+                    for index, weight in counted[stage]:
+                        weighted = wide if self.soft_codes is None else wide * weight[part, None]
+                        l_sum[stage].index_add_(0, index[part], weighted)
         return Statistics(tuple(x[:-1].clone() for x in n), tuple(x[:-1].clone() for x in l_sum))
 
     def _stage_inputs_by_chunk(self, x: Tensor) -> Iterator[tuple[slice, Iterator[Tensor]]]:
         rows = chunk_rows(max(x.shape[1], *(len(c) for c in self._plan.codes)), x.device)
         for part in chunks(len(x), rows):
-            with full_precision(x.device):
-                yield part, stage_inputs(x[part], self._replay(part), self._plan.rule, self._plan.stages)
+            yield part, stage_inputs(x[part], self._replay(part), self._plan.rule, self._plan.stages)
 
     def _counted(self, stage: int) -> list[tuple[Tensor, Tensor]]:
         """(codes (S,), weights (S,)) to count for one stage: one pair, or one for each soft code."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bridle.quantize.nearest import chunk_rows, chunks, full_precision, nearest
+from bridle.quantize.rules import norms
 
 JITTER = 1e-3  # of the points' root mean square: apart from its twin, but far from any other point
 
@@ -35,12 +36,12 @@ class Seeds(NamedTuple):
     distinct: int
 
 
-def kmeans(points: Tensor, codes: int, *, iterations: int, generator: torch.Generator) -> KMeans:
-    """Cluster points (N, D) into `codes` centres."""
+def kmeans(points: Tensor, codes: int, *, iterations: int, generator: torch.Generator, name: str = "k-means") -> KMeans:
+    """Cluster points (N, D) into `codes` centres; `name` says in a warning which codebook is meant."""
     seeds = choose_seeds(points, codes, generator=generator)
     if seeds.distinct < codes:
         warnings.warn(
-            f"only {seeds.distinct} distinct points for {codes} codes; the other codes are jittered copies. "
+            f"{name}: only {seeds.distinct} distinct points for {codes} codes; the other codes are jittered copies. "
             "Start from more tokens, or use fewer codes.",
             CodebookWarning,
             stacklevel=2,
@@ -80,6 +81,11 @@ def first_distinct(points: Tensor, order: Tensor, most: int) -> Tensor:
 
 def row_keys(points: Tensor) -> Tensor:
     """A 64-bit key per row: equal rows have equal keys, different rows practically never."""
+    rows = chunk_rows(points.shape[1], points.device)  # in pieces: int64 copies of all points would be large
+    return torch.cat([_row_keys(points[part]) for part in chunks(len(points), rows)])
+
+
+def _row_keys(points: Tensor) -> Tensor:
     bits = (points + 0.0).view(torch.int32).long()  # + 0.0 turns −0 into 0
     odd = torch.arange(1, 2 * points.shape[1], 2, device=points.device) * 0x2545F4914F6CDD1D
     keys = (bits * odd).sum(1)
@@ -123,27 +129,28 @@ class Clusters(NamedTuple):
             self.sums.zero_()
             self._add(points, new, 1.0)
         else:
-            part = points[moved]
-            self._add(part, old[moved], -1.0)
-            self._add(part, new[moved], 1.0)
+            self._add(points, old[moved], -1.0, moved)
+            self._add(points, new[moved], 1.0, moved)
         return new
 
-    def _add(self, points: Tensor, labels: Tensor, sign: float) -> None:
+    def _add(self, points: Tensor, labels: Tensor, sign: float, rows: Tensor | None = None) -> None:
+        """Add all points, or those at `rows`, to the clusters `labels` (one for each of them)."""
         self.n.add_(torch.bincount(labels, minlength=len(self.n)), alpha=sign)
-        for part in chunks(len(points), chunk_rows(points.shape[1], points.device)):
-            self.sums.index_add_(0, labels[part], points[part].double(), alpha=sign)
+        for part in chunks(len(labels), chunk_rows(points.shape[1], points.device)):
+            few = points[part] if rows is None else points[rows[part]]
+            self.sums.index_add_(0, labels[part], few.double(), alpha=sign)
 
     def fill_empty(self, points: Tensor, labels: Tensor, score: Tensor) -> Tensor:
         """Give each empty cluster one of the points that lie farthest from their centres."""
         empty = (self.n == 0).nonzero().squeeze(1)
-        distance = points.square().sum(1) - 2 * score  # (N,) squared distance to the centre that won
+        distance = norms(points).squeeze(1).square() - 2 * score  # (N,) squared distance to the centre that won
         far = torch.argsort(distance, descending=True)[: 64 * len(empty)]
         far = far[distance[far] > 0]
         if not len(far):
             return labels
         far = first_distinct(points, far, len(empty))
         empty, labels = empty[: len(far)], labels.clone()
-        self._add(points[far], labels[far], -1.0)
-        self._add(points[far], empty, 1.0)
+        self._add(points, labels[far], -1.0, far)
+        self._add(points, empty, 1.0, far)
         labels[far] = empty
         return labels

@@ -102,7 +102,7 @@ class ResidualQuantizer(nn.Module):
         plan = self._plan(tuple(book.code.detach().clone() for book in self.books))
         with full_precision(x.device):
             walked = search.walk(rows.detach(), plan, valid=valid, pull=torch.is_grad_enabled() and x.requires_grad)
-            tokens = torch.tensor(len(rows), device=x.device) if valid is None else valid.sum()
+            tokens = torch.full((), len(rows), device=x.device) if valid is None else valid.sum()
             share = 1 / (tokens.clamp_min(1).double() * self.codebooks)
             straight, commitment = walked.q, (walked.errors.sum() * share).float()
             if walked.pull is not None:
@@ -125,7 +125,7 @@ class ResidualQuantizer(nn.Module):
             _valid=valid,
             _plan=plan,
         )
-        if self.update == "ema" or not torch.is_grad_enabled():
+        if self.update == "ema":
             return found
         # Built here and not on demand, so that DistributedDataParallel sees the codes take part in the forward.
         return replace(found, codebook_term=found.codebook_distance([book.code for book in self.books]))
@@ -196,6 +196,7 @@ class ResidualQuantizer(nn.Module):
                 iterations=self.kmeans_iterations,
                 below=self.reset_below,
                 generator=draws,
+                name=f"stage {stage + 1}",
             )
 
         solved = solve_stages(rows, [book.code.shape for book in self.books], solve, rule=self.residual, poll=poll)

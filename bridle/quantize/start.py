@@ -33,7 +33,7 @@ class StartReport(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All ranks' rows, and the seed all ranks share."""
+    """All ranks' rows, and the seed of all draws from them."""
 
     x: Tensor  # (N, Dq) float32
     seed: int
@@ -50,9 +50,8 @@ def gather(x: Tensor, valid: Tensor | None, generator: torch.Generator) -> Rows:
     x = x.detach().reshape(-1, x.shape[-1]).float()
     if valid is not None:
         x = x[valid.reshape(-1)]
-    # Drawn on every rank, so that the callers' generators advance alike; rank 0's draw is the one that counts.
-    draw = torch.randint(2**62, (1,), generator=generator, device=generator.device).to(x.device)
-    seed = int(distributed.from_first_rank(draw))
+    # Drawn on every rank, so that the callers' generators advance alike; only rank 0, which solves, uses its draw.
+    seed = int(torch.randint(2**62, (1,), generator=generator, device=generator.device))
     x = distributed.gather_rows(x)
     if not len(x):
         raise DataError("codebooks cannot be started or reset from no valid tokens; check the data and its padding.")
@@ -64,26 +63,31 @@ def gather(x: Tensor, valid: Tensor | None, generator: torch.Generator) -> Rows:
         )
     if len(x) > MOST_ROWS:
         draws = seeding.generator(seed, "rows")
-        x = x[torch.randperm(len(x), generator=draws)[:MOST_ROWS].sort().values.to(x.device)]
+        x = x[permutation(len(x), draws)[:MOST_ROWS].sort().values.to(x.device)]
     return Rows(x, seed)
 
 
+def permutation(length: int, generator: torch.Generator) -> Tensor:
+    return torch.randperm(length, generator=generator, device=generator.device)
+
+
 def start_stage(
-    v: Tensor, codes: int, *, start: Start, iterations: int, below: float, generator: torch.Generator
+    v: Tensor, codes: int, *, start: Start, iterations: int, below: float, generator: torch.Generator, name: str
 ) -> Solved:
-    """The first codes of one stage from its inputs (N, D), rare ones already redrawn."""
+    """The first codes of one stage from its inputs (N, D), rare ones already redrawn; `name` is for warnings."""
     distinct = codes
     if start == "kmeans":
-        solved = kmeans(v, codes, iterations=iterations, generator=generator)
+        solved = kmeans(v, codes, iterations=iterations, generator=generator, name=name)
         code, distinct = solved.centres, solved.distinct
     else:
-        unit = torch.rand(codes, v.shape[1], generator=generator, dtype=torch.float64) * 2 - 1
+        drawn = torch.rand(codes, v.shape[1], generator=generator, device=generator.device, dtype=torch.float64)
+        unit = 2 * drawn.to(v.device) - 1
         if start == "uniform":  # as wide as the data: uniform on ±√3·σ has standard deviation σ
             wide = v.double()
             mean, deviation = wide.mean(0), wide.std(0, correction=0)
-            code = (mean + 3**0.5 * deviation * unit.to(v.device)).float()
+            code = (mean + 3**0.5 * deviation * unit).float()
         else:
-            code = unit.to(v)
+            code = unit.float()
     if distinct < codes:  # every point already is a code: a redraw would only copy one again
         return Solved(code, distinct, torch.zeros(codes, dtype=torch.bool, device=v.device))
     code, redrawn = redraw_rare(v, code, below=below, generator=generator)
@@ -97,8 +101,8 @@ def redraw_rare(v: Tensor, code: Tensor, *, below: float, generator: torch.Gener
     count = int(rare.sum())
     if not count:
         return code, rare
-    order = torch.randperm(len(v), generator=generator)
-    rows = order[torch.arange(count) % len(order)].to(v.device)
+    order = permutation(len(v), generator).to(v.device)
+    rows = order[torch.arange(count, device=v.device) % len(order)]
     return code.index_copy(0, rare.nonzero().squeeze(1), v[rows]), rare
 
 

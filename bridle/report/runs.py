@@ -36,8 +36,8 @@ class RunSummary(NamedTuple):
         return mapping(mapping(self.results.get("baselines")).get(name)) or None
 
 
-def read_run(path: Path | str) -> RunSummary:
-    """Read a run directory; parts that are missing are empty."""
+def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
+    """Read a run directory; parts that are missing are empty. `results` names the file with the evaluations."""
     folder = Path(path)
     if not folder.is_dir():
         raise UsageError(f"{quoted(folder)} is not a directory; give the directory that `bridle pretrain --out` wrote.")
@@ -47,13 +47,13 @@ def read_run(path: Path | str) -> RunSummary:
             "give the directory that `bridle pretrain --out` wrote."
         )
     notes: list[str] = []
-    results = _read_object(folder / "results.json", notes)
+    found = _read_object(folder / results, notes)
     return RunSummary(
-        name=str(results.get("name") or folder.resolve().name),
-        title=str(results.get("title") or results.get("name") or folder.resolve().name),
-        method=str(results.get("method") or ""),
+        name=str(found.get("name") or folder.resolve().name),
+        title=str(found.get("title") or found.get("name") or folder.resolve().name),
+        method=str(found.get("method") or ""),
         metrics=_read_rows(folder / "metrics.jsonl", notes),
-        results=results,
+        results=found,
         config=_read_text(folder / "config.yaml"),
         environment=_read_object(folder / "environment.json", notes),
         notes=tuple(notes),

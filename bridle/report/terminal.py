@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from bridle.report.runs import RunSummary, read_run
+from bridle.report.runs import RunSummary
 
 
-def results_table(runs: Sequence[Path | str]) -> Table | None:
+def results_table(runs: Sequence[RunSummary]) -> Table | None:
     """The paper-style table: data × method × iteration, probe accuracy, CUR and ECU per stage, and flags."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("features of")
@@ -19,7 +18,7 @@ def results_table(runs: Sequence[Path | str]) -> Table | None:
     for heading in ("CUR per stage", "ECU per stage", "codebooks"):
         table.add_column(heading)
     title = None
-    for summary in map(read_run, runs):
+    for summary in runs:
         if summary.title != title:
             title = summary.title
             table.add_row(f"[bold cyan]{title}[/]")

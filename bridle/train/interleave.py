@@ -96,7 +96,8 @@ def interleave(run: Run, results: Results, evaluate: Evaluate | None) -> None:
         if inside is None or not inside.state["finished"]:
             fit(run, build_phase(run, index, turn), inside)
         if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
-            entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
+            with run.stop.leaving_at_once(f"the end of iter{turn.iteration}-{turn.name} is saved."):
+                entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
             results.add(entry)
             for callback in run.callbacks:
                 callback.on_evaluation(entry)

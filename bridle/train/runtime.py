@@ -69,6 +69,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.at_once = False
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
@@ -83,8 +84,20 @@ class StopRequest:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @contextlib.contextmanager
+    def leaving_at_once(self, saved: str) -> Iterator[None]:
+        """Inside the block a signal need not wait for a poll: all is saved, and other libraries' loops never poll."""
+        self.leave(saved)
+        self.at_once, self.saved = True, saved
+        try:
+            yield
+        finally:
+            self.at_once = False
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
+        if self.at_once:
+            self.leave(self.saved)
 
     def leave(self, saved: str) -> None:
         """Raise Interrupted if a signal has arrived; `saved` says what is safe."""

@@ -159,7 +159,9 @@ def test_recipes_show_and_doctor_answer(tmp_path: Path) -> None:
     assert all(word in said for word in ("torch 2", "threads", "bf16", "disk", "codecs"))
 
 
-@pytest.mark.parametrize("command", [[], ["pretrain"], ["probe"], ["demo"], ["show"], ["recipes"], ["report"], ["doctor"]])
+@pytest.mark.parametrize(
+    "command", [[], ["pretrain"], ["probe"], ["demo"], ["show"], ["recipes"], ["report"], ["doctor"]]
+)
 def test_every_command_has_help_with_an_example(command: list[str], tmp_path: Path) -> None:
     said = bridle(*command, "--help", cwd=tmp_path)
     assert "Usage" in said
@@ -168,7 +170,16 @@ def test_every_command_has_help_with_an_example(command: list[str], tmp_path: Pa
 
 def test_bf16_on_this_cpu_trains_or_is_refused_but_never_kills_the_process(tmp_path: Path) -> None:
     width = ["encoder.width=64", "decoder.width=64", "encoder_phase.batch=64"]  # large enough for the fast kernels
-    arguments = ["pretrain", "digits-tiny", *SMALL, *width, "runtime.precision=bf16", "schedule.iterations=1", "--out", "r"]
+    arguments = [
+        "pretrain",
+        "digits-tiny",
+        *SMALL,
+        *width,
+        "runtime.precision=bf16",
+        "schedule.iterations=1",
+        "--out",
+        "r",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "bridle", *arguments, "--max-steps", "2"],
         cwd=tmp_path, env={k: v for k, v in ENVIRONMENT.items() if k != "ONEDNN_MAX_CPU_ISA"},

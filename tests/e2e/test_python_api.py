@@ -47,7 +47,13 @@ class Listener:
 def test_any_dataset_trains_and_the_model_loads(tmp_path: Path) -> None:
     listener = Listener()
     run = bridle.pretrain(
-        "image", dataset=Stripes(), out=tmp_path / "mine", size="tiny", max_steps=3, overrides=SMALL, callbacks=[listener]
+        "image",
+        dataset=Stripes(),
+        out=tmp_path / "mine",
+        size="tiny",
+        max_steps=3,
+        overrides=SMALL,
+        callbacks=[listener],
     )
     assert listener.heard[0] == "start image"
     assert "encoder 3" in listener.heard
@@ -70,7 +76,9 @@ def test_any_dataset_trains_and_the_model_loads(tmp_path: Path) -> None:
 
 
 def test_a_wrong_shape_is_told_with_what_was_expected(tmp_path: Path) -> None:
-    bridle.pretrain("image", dataset=Stripes(), out=tmp_path / "r", overrides=[*SMALL, "schedule.iterations=1"], max_steps=1)
+    bridle.pretrain(
+        "image", dataset=Stripes(), out=tmp_path / "r", overrides=[*SMALL, "schedule.iterations=1"], max_steps=1
+    )
     with pytest.raises(UsageError, match=r"\(B, 3, 24, 24\), got \(1, 3, 20, 24\)"):
         bridle.load(tmp_path / "r").encode(torch.zeros(1, 3, 20, 24))
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from bridle.errors import NonFiniteError
 from bridle.quantize import ResidualQuantizer
@@ -89,9 +89,25 @@ def work(out: Path) -> None:
     late = scenarios()["rule once"][0]()
     results |= {f"late: {key}": value for key, value in train(late, padded=False).items()}
     results |= refusals()
+    results |= learn_by_gradient()
     torch.save(results, out / f"rank{os.environ.get('RANK', 'alone')}.pt")
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def learn_by_gradient() -> dict[str, Tensor]:
+    """Codes as parameters under DistributedDataParallel; equal halves, so that the mean of means is the mean."""
+    rq = ResidualQuantizer(codebooks=2, codes=6, width=16, update="gradient")
+    rq.start_codebooks(my_rows(global_batch(0)), generator=seeded(3))
+    model = nn.parallel.DistributedDataParallel(rq) if dist.is_initialized() else rq
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(1, 4):
+        x = global_batch(step)
+        half = x if not dist.is_initialized() else x[4 * dist.get_rank() :][:4]
+        model(half).codebook_term.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {f"gradient: code{m}": code.clone() for m, code in enumerate(rq.code_vectors())}
 
 
 def refusals() -> dict[str, Tensor]:
@@ -147,7 +163,14 @@ def test_both_ranks_hold_the_same_codebooks_bit_for_bit_after_every_update(runs:
 
 def test_two_processes_end_with_the_codebooks_of_one(runs: dict[str, dict[str, Tensor]]) -> None:
     assert runs["0"].keys() == runs["alone"].keys()
-    assert [key for key in runs["0"] if not torch.equal(runs["0"][key], runs["alone"][key])] == []
+    differ = [key for key in runs["0"] if not torch.equal(runs["0"][key], runs["alone"][key])]
+    assert [key for key in differ if not key.startswith("gradient: ")] == []
+
+
+def test_codes_that_learn_by_gradient_do_so_alike_in_one_process_and_in_two(runs: dict[str, dict[str, Tensor]]) -> None:
+    for m in range(2):
+        key = f"gradient: code{m}"
+        torch.testing.assert_close(runs["0"][key], runs["alone"][key], rtol=1e-5, atol=1e-6)
 
 
 def test_a_quantizer_built_before_the_process_group_behaves_the_same(runs: dict[str, dict[str, Tensor]]) -> None:

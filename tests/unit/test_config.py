@@ -56,8 +56,8 @@ def test_a_duplicate_key_is_an_error_with_its_line(tmp_path: Path) -> None:
     [
         ("encoder.heads=5", "5 heads do not divide width 96; try encoder.heads=4"),
         ("geometry.patch=[5, 5]", r"\[5, 5\] does not divide"),
-        ("decoder.window=[16, 16]", r"decoder\.window: \[16, 16\] is larger than grid \[8, 8\]; use 'auto'"),
-        ("mask.ratio=0.999", "leaves nothing visible"),
+        ("decoder.window=[16, 16]", r"decoder\.window: \[16, 16\] is larger than grid \[4, 4\]; use 'auto'"),
+        ("mask.ratio=0.98", "leaves nothing visible"),
         ("mask.ratio=0.001", "nothing to predict"),
         ("encoder_phase.micro_batch=7", "7 does not divide batch 64"),
         ("quantizer=vqq", "presets vq, rq, beats"),

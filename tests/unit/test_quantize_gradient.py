@@ -135,6 +135,14 @@ def test_padding_has_no_share_in_losses_and_gradient() -> None:
     torch.testing.assert_close(gradient_of(found.commitment, dirty)[valid], gradient_of(wanted.commitment, clean))
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_commitment_sends_no_gradient_to_padding(rule: Rule) -> None:
+    rq, x, valid = started(rule), latents(60, seed=2).requires_grad_(), torch.arange(60) % 3 > 0
+    gradient = gradient_of(rq(x, valid=valid).commitment, x)
+    assert not gradient[~valid].any()
+    assert gradient[valid].any(1).all()
+
+
 def test_q_carries_no_gradient() -> None:
     found = started()(latents(5).requires_grad_())
     assert not found.q.requires_grad
@@ -172,6 +180,13 @@ def test_one_small_step_down_the_codebook_term_lowers_the_distance() -> None:
         for parameter in rq.parameters():
             parameter.add_(parameter.grad, alpha=-0.05)
     assert rq(x).commitment < before.commitment
+
+
+def test_the_codebook_term_has_its_value_without_gradients_too() -> None:
+    rq, x = started(update="gradient"), latents(30, seed=2)
+    with torch.no_grad():
+        silent = rq(x).codebook_term
+    assert silent == rq(x).codebook_term == rq(x).commitment
 
 
 def test_the_codebook_term_sends_nothing_to_the_latents() -> None:

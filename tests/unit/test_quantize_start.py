@@ -202,9 +202,11 @@ def test_constant_latents_start_with_a_warning_and_finite_codes(rule: Rule) -> N
 
 def test_fewer_points_than_codes_become_codes_themselves() -> None:
     rq, x = quantizer(codes=16, residual="none", codebooks=1), latents(5)
-    with pytest.warns(CodebookWarning, match="only 5 distinct points for 16 codes"):
-        rq.start_codebooks(x, generator=seeded())
+    with pytest.warns(CodebookWarning, match="stage 1: only 5 distinct points for 16 codes"):
+        report = rq.start_codebooks(x, generator=seeded())
     torch.testing.assert_close(rq(x).q, x)
+    assert report.redrawn == (0,)
+    assert len(torch.unique(rq.code_vectors()[0], dim=0)) == 16  # jittered copies are not redrawn into true copies
 
 
 def test_more_rows_than_needed_are_subsampled(monkeypatch: pytest.MonkeyPatch) -> None:

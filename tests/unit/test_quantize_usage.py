@@ -176,6 +176,19 @@ def test_distinct_tuples_are_exact_up_to_the_limit_and_estimated_beyond() -> Non
     assert len(many.smallest) == 2**12
 
 
+def test_hashes_are_splitmix64_over_the_columns() -> None:
+    def mixed(state: int, column: int) -> int:
+        whole = 2**64 - 1
+        state = ((state ^ column) + 0x9E3779B97F4A7C15) & whole
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & whole
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & whole
+        return state ^ (state >> 31)
+
+    rows = [[0, 0], [1, 255], [77, 3], [1023, 4]]
+    expected = [mixed(mixed(0, a), b) & (2**63 - 1) for a, b in rows]
+    assert tuple_hash(torch.tensor(rows)).tolist() == expected
+
+
 def test_hashes_depend_on_the_order_of_a_tuple() -> None:
     hashes = tuple_hash(torch.tensor([[1, 2, 3], [3, 2, 1], [1, 2, 3]]))
     assert hashes[0] == hashes[2] != hashes[1]

@@ -1,0 +1,55 @@
+"""Draw the README's figure and table from the runs that `bridle demo` left behind.
+
+make demo && python benchmarks/readme_figure.py [--demo demo] [--out docs/figures]
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bridle.report.figures import demo_summary_figure
+from bridle.report.page import probes_by_title, read_run
+from bridle.report.runs import RunSummary
+
+
+def markdown(runs: list[RunSummary]) -> str:
+    """The demo's table as the README shows it."""
+    lines = ["| data | features of | probe acc. % | CUR per stage | ECU per stage |", "|---|---|---|---|---|"]
+    shown = set()
+    for run in runs:
+        if run.title not in shown:
+            shown.add(run.title)
+            for name, words in (("raw", "raw input"), ("untrained", "untrained encoder")):
+                probe = run.baseline(name)
+                if probe is not None:
+                    lines.append(f"| {run.title} | {words} | {accuracy(probe)} | | |")
+        for entry in run.evaluations:
+            stages = entry["codebooks"]
+            cur, ecu = (" ".join(f"{s[key]:.2f}" for s in stages) for key in ("usage_rate", "effective_usage"))
+            flag = " ⚠" if any(verdict["level"] != "ok" for verdict in entry["verdicts"]) else ""
+            lines.append(
+                f"| {run.title} | {run.method} iter{entry['iteration']} | {accuracy(entry['probe'])} | {cur} | {ecu}{flag} |"
+            )
+    return "\n".join(lines)
+
+
+def accuracy(probe: dict[str, object]) -> str:
+    low, high = probe["interval"]  # type: ignore[misc]
+    return f"{100 * float(probe['accuracy']):.1f} ±{50 * (high - low):.1f}"  # type: ignore[arg-type]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--demo", type=Path, default=Path("demo"))
+    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
+    arguments = parser.parse_args()
+    names = [f"{m}-{q}" for m in ("image", "video", "audio") for q in ("vq", "rq")]
+    runs = [read_run(arguments.demo / name) for name in names]
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "demo.png").write_bytes(demo_summary_figure(probes_by_title(runs)))
+    print(markdown(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The quantizer benchmark: what it measures, how it judges, and its table."""
+
+from __future__ import annotations
+
+import torch
+
+from bridle.bench.quantizer import BenchRow, BenchTable, extra_memory, run
+
+torch.set_num_threads(1)
+
+
+def table(*ratios: float) -> BenchTable:
+    works = ("assign", "train step", "k-means")
+    rows = [BenchRow(work, 8192, "bridle", ratio, 12.3, 1.0) for work, ratio in zip(works, ratios, strict=True)]
+    return BenchTable((*rows, BenchRow("assign", 8192, "naive cdist", 5.0, 50.0, None)), "a machine")
+
+
+def test_budgets_apply_to_bridle_alone() -> None:
+    assert table(1.5, 3.0, 1.5).over_budget() == []
+    assert [row.work for row in table(2.3, 3.0, 2.2).over_budget()] == ["assign", "k-means"]
+
+
+def test_the_table_shows_ratios_budgets_and_the_machine() -> None:
+    lines = table(1.5, 5.0, 1.5).to_markdown().splitlines()
+    assert lines[2] == "| assign | 8,192 | bridle | 1.50 | 12.3 | 1.0 | ≤ 2.2: met |"
+    assert lines[3] == "| train step | 8,192 | bridle | 5.00 | 12.3 | 1.0 | ≤ 4.5: missed |"
+    assert lines[5] == "| assign | 8,192 | naive cdist | 5.00 | 50.0 | – |  |"
+    assert lines[-1] == "a machine"
+
+
+def test_a_ratio_can_be_asked_for() -> None:
+    assert table(1.5, 3.0, 1.6).ratio("k-means", 8192) == 1.6
+    assert table(1.5, 3.0, 1.6).ratio("assign", 8192, "naive cdist") == 5.0
+
+
+def test_a_small_run_measures_every_kind_of_work_on_one_thread_and_names_versions() -> None:
+    found = run(sizes=(512,), repeats=1)
+    assert {row.work for row in found.rows if row.who == "bridle"} == {"assign", "train step", "k-means"}
+    assert all(row.ratio > 0 and row.milliseconds > 0 for row in found.rows)
+    assert "naive cdist" in {row.who for row in found.rows}
+    assert f"torch {torch.__version__}" in found.machine
+    assert torch.get_num_threads() == 1
+
+
+def test_extra_memory_sees_what_a_call_needs() -> None:
+    kept: list[torch.Tensor] = []
+    extra = extra_memory(lambda: kept.append(torch.ones(8 * 2**20)))  # 32 MiB
+    assert extra is None or 31 < extra < 40
