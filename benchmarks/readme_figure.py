@@ -28,9 +28,8 @@ def markdown(runs: list[RunSummary]) -> str:
             stages = entry["codebooks"]
             cur, ecu = (" ".join(f"{s[key]:.2f}" for s in stages) for key in ("usage_rate", "effective_usage"))
             flag = " ⚠" if any(verdict["level"] != "ok" for verdict in entry["verdicts"]) else ""
-            lines.append(
-                f"| {run.title} | {run.method} iter{entry['iteration']} | {accuracy(entry['probe'])} | {cur} | {ecu}{flag} |"
-            )
+            name = f"{run.method} iter{entry['iteration']}"
+            lines.append(f"| {run.title} | {name} | {accuracy(entry['probe'])} | {cur} | {ecu}{flag} |")
     return "\n".join(lines)
 
 

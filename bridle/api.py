@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,17 +11,17 @@ import torch
 from torch.utils.data import Dataset
 
 from bridle.config import Config, load_config, read_config
-from bridle.data.build import is_labelled, open_data
+from bridle.data.build import open_data
 from bridle.data.loader import measure
 from bridle.data.memory import DatasetSource
-from bridle.data.sources import Splits
+from bridle.data.sources import Source, Splits
 from bridle.errors import ConfigError, UsageError
 from bridle.evaluate.judge import Judge
 from bridle.export.model import Model, load
 from bridle.models.build import build_nets
 from bridle.train.interleave import Turn, has_trained_tokenizer, interleave
 from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
-from bridle.train.run import Results, Run, prepare_folder, with_statistics
+from bridle.train.run import Results, Run, prepare_folder, require_same, with_statistics
 from bridle.train.runtime import Machine, StopRequest, locked
 
 
@@ -57,12 +57,16 @@ def pretrain(
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("training with several processes is not supported yet; start one process without torchrun.")
     folder = Path(out)
+    if is_finished(folder, config):
+        config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
+        require_same(read_config(folder / "config.yaml"), config, folder)
+        return Finished(folder, Results(folder / "results.json", _header(config)).value)
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
         raise UsageError("the data set is empty.")
     machine = Machine(config.runtime)
     progress = ProgressLine()
-    config = _complete(config, folder, splits, progress)
+    config = _complete(config, folder, lambda: splits.train, progress)
     prepare_folder(folder, config, command=command)
     with locked(folder), StopRequest().listening() as stop:
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
@@ -83,6 +87,8 @@ def pretrain(
 
 def is_finished(folder: Path, config: Config) -> bool:
     """Has the run in `folder` nothing left to do?"""
+    if not (folder / "config.yaml").is_file():
+        return False
     last = config.schedule.iterations
     ends = list((folder / "checkpoints").glob(f"*-iter{last}-[ej]*-end"))
     return bool(ends) and (not config.probe.enabled or Results(folder / "results.json", {}).has(last))
@@ -134,7 +140,7 @@ def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[An
     return Splits(DatasetSource(dataset, shape=shape), test)
 
 
-def _complete(config: Config, folder: Path, splits: Splits, progress: ProgressLine) -> Config:
+def _complete(config: Config, folder: Path, train: Callable[[], Source], progress: ProgressLine) -> Config:
     """Write into the config what a run must not lose: absolute data path, measured normalisation."""
     if config.data.root is not None:
         root = str(Path(config.data.root).absolute())
@@ -147,7 +153,7 @@ def _complete(config: Config, folder: Path, splits: Splits, progress: ProgressLi
         if data.mean is None or data.std is None:
             raise ConfigError(f"{stored}: data.mean and data.std are missing; the file was changed by hand.")
         return with_statistics(config, data.mean, data.std)
-    moments = measure(splits.train, seed=config.seed)
+    moments = measure(train(), seed=config.seed)
     progress.note(
         f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "
         f"std {[round(s, 4) for s in moments.std]}"
@@ -158,6 +164,3 @@ def _complete(config: Config, folder: Path, splits: Splits, progress: ProgressLi
 def _header(config: Config) -> dict[str, Any]:
     method = "RQ" if config.quantizer.codebooks > 1 else "VQ"
     return {"name": config.name, "title": config.data.source, "method": method, "seed": config.seed}
-
-
-__all__ = ["Finished", "is_finished", "is_labelled", "pretrain"]

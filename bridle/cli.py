@@ -102,11 +102,10 @@ def pretrain(
     make_precision_safe(config.runtime.precision)
     from bridle import api
 
-    if (out / "config.yaml").is_file() and api.is_finished(out, config):
-        api.pretrain(config, out=out)  # checks that it is the same experiment; nothing is left to train
+    finished = api.is_finished(out, config)
+    api.pretrain(config, out=out)
+    if finished:
         console().print(f"{out} is finished; nothing to do.")
-    else:
-        api.pretrain(config, out=out)
     show_results(out)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from bridle.errors import ConfigError
 
 CAP_NAME, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
+_capped_in_time = False  # did `make_bf16_safe` set the cap before torch was loaded?
 _TRIAL = "import torch; a = torch.ones(256, 256).bfloat16(); assert (a @ a)[0, 0].item() == 256"
 
 
@@ -33,7 +34,8 @@ def make_bf16_safe() -> str:
             "runtime.precision: bf16 would kill this process on this CPU (illegal instruction), and torch is already "
             f"loaded; start Python with {CAP_NAME}={CAP} set, or use runtime.precision=fp32."
         )
-    os.environ[CAP_NAME] = CAP
+    global _capped_in_time
+    os.environ[CAP_NAME], _capped_in_time = CAP, True
     return f"bf16 on this CPU needs {CAP_NAME}={CAP}; set for this run"
 
 
@@ -51,7 +53,7 @@ def _survives(cap: str | None) -> bool:
 
 def _set_too_late() -> bool:
     """Was the cap put into os.environ after torch, and so perhaps oneDNN, had started?"""
-    if "torch" not in sys.modules or CAP_NAME not in os.environ:
+    if _capped_in_time or "torch" not in sys.modules or CAP_NAME not in os.environ:
         return False
     try:
         started_with = Path("/proc/self/environ").read_bytes().split(b"\0")

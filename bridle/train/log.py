@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -76,7 +77,9 @@ class ProgressLine:
     def show(self, text: str, *, final: bool = False) -> None:
         """Show the state of things; `final` ends the line."""
         if self.live:
-            self.stream.write("\r\x1b[2K" + text + ("\n" if final else ""))
+            width = shutil.get_terminal_size().columns  # a line that wraps cannot be rewritten
+            self.stream.write("\r\x1b[2K" + (text if final or len(text) < width else text[: width - 2] + "…"))
+            self.stream.write("\n" if final else "")
             self.open_line = not final
         elif final or time.monotonic() - self.last_shown >= QUIET_SECONDS:
             self.stream.write(text + "\n")

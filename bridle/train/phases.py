@@ -142,11 +142,12 @@ def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
         for batch in first_batches(run, key, settings):
             z_tilde = run.nets.tokenizer.encode(batch.x, valid=batch.valid)
             latents.append(z_tilde)
-            valid.append(torch.ones(z_tilde.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid)
+            real = torch.ones(z_tilde.shape[:2], dtype=torch.bool, device=z_tilde.device)
+            valid.append(real if batch.valid is None else batch.valid)
         tokens = start_tokens(run, settings)
         flat, counted = torch.cat(latents).flatten(0, 1)[:tokens], torch.cat(valid).flatten()[:tokens]
         random = generator(run.config.seed, key, "codebooks")
-        quantizer.start_codebooks(flat, generator=random, valid=counted.to(flat.device))
+        quantizer.start_codebooks(flat, generator=random, valid=counted)
     run.nets.norms_start = [book.code.detach().norm(dim=-1).tolist() for book in quantizer.books]
 
 

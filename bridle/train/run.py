@@ -93,7 +93,7 @@ def prepare_folder(folder: Path, config: Config, *, command: str | None) -> None
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: exists and is not a directory; choose another --out.")
     if stored.exists():
-        _require_same(read_config(stored), config, folder)
+        require_same(read_config(stored), config, folder)
     elif folder.exists() and any(path.name != "run.lock" for path in folder.iterdir()):
         raise UsageError(f"{folder}: not empty and not a run of bridle; choose another --out.")
     try:
@@ -108,7 +108,8 @@ def prepare_folder(folder: Path, config: Config, *, command: str | None) -> None
         ) from error
 
 
-def _require_same(stored: Config, wanted: Config, folder: Path) -> None:
+def require_same(stored: Config, wanted: Config, folder: Path) -> None:
+    """Refuse a config that would change the experiment in `folder`."""
     changed = [line for line in differences(stored, wanted) if not line.startswith(FREE_KEYS)]
     if changed:
         shown = "; ".join(changed[:4]) + ("; …" if len(changed) > 4 else "")

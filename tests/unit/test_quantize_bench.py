@@ -34,7 +34,7 @@ def test_a_ratio_can_be_asked_for() -> None:
 
 
 def test_a_small_run_measures_every_kind_of_work_on_one_thread_and_names_versions() -> None:
-    found = run(sizes=(512,), repeats=1)
+    found = run(sizes=(2048,), repeats=1)
     assert {row.work for row in found.rows if row.who == "bridle"} == {"assign", "train step", "k-means"}
     assert all(row.ratio > 0 and row.milliseconds > 0 for row in found.rows)
     assert "naive cdist" in {row.who for row in found.rows}
