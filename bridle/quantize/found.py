@@ -169,5 +169,5 @@ class Quantized:
     def _mean(self, rows: Tensor) -> Tensor:
         """Mean over valid tokens of one number per row."""
         if self._valid is None:
-            return rows.mean()
+            return rows.sum() / max(1, len(rows))
         return torch.where(self._valid, rows, 0.0).sum() / self._valid.sum().clamp_min(1)

@@ -59,16 +59,21 @@ class Searcher:
     The buffers are what makes it fast on a CPU: scores that are written to the same memory again are still in cache.
     """
 
-    def __init__(self, codes: Sequence[Tensor], *, rows: int) -> None:
+    def __init__(self, codes: Sequence[Tensor], *, rows: int, width: int = 0) -> None:
         most, device = max(len(code) for code in codes), codes[0].device
         self.codes = codes  # M tensors (K_m, D)
         self.turned = [code.t().contiguous() for code in codes]
         self.offsets = [half_norms(code) for code in codes]
         like: dict[str, Any] = {"dtype": torch.float32, "device": device}
         self._scores = torch.empty(rows * most, **like)
-        self._hits = torch.empty(rows * most if device.type == "cpu" else 0, **like)
-        self._vectors = torch.empty(rows * max(code.shape[1] for code in codes), **like)
+        # Hits and vectors share a buffer: the vectors are looked up when the hits have been read.
+        self._shared = torch.empty(rows * max(most, *(code.shape[1] for code in codes)), **like)
+        self._residual = torch.empty(rows * width, **like)
         self._numbers = torch.arange(most, **like)
+
+    def residual(self, rows: int, width: int) -> Tensor:
+        """A place for the residual (S, Dq) of the chunk at hand."""
+        return self._residual[: rows * width].view(rows, width)
 
     def scores(self, v: Tensor, stage: int) -> Tensor:
         """v·c − ‖c‖²/2 for every pair, (S, D) -> (S, K); overwritten by the next call."""
@@ -78,12 +83,12 @@ class Searcher:
 
     def nearest(self, v: Tensor, stage: int) -> Nearest:
         """The nearest code of every row (S, D)."""
-        return best(self.scores(v, stage), self._hits, self._numbers)
+        return best(self.scores(v, stage), self._shared, self._numbers)
 
     def vectors(self, pick: Tensor, stage: int) -> Tensor:
-        """The codes picked, (S,) -> (S, D); overwritten by the next call."""
+        """The codes picked, (S,) -> (S, D); overwritten by the next search."""
         S, D = len(pick), self.codes[stage].shape[1]
-        out = self._vectors[: S * D].view(S, D)
+        out = self._shared[: S * D].view(S, D)
         return torch.index_select(self.codes[stage], 0, pick, out=out)
 
 

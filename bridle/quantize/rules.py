@@ -48,10 +48,18 @@ def enter(x: Tensor, rule: Rule, stages: int) -> Tensor:
     x = x.float()
     if rule in ("none", "released"):
         return x
-    if rule == "independent":
-        parts = sliced(x, stages)
-        return (parts / norms(parts).clamp_min(NORM_FLOOR)).flatten(-2)
-    return x / norms(x).clamp_min(NORM_FLOOR)
+    parts = sliced(x, stages if rule == "independent" else 1)
+    return (parts / norms(parts).clamp_min(NORM_FLOOR)).flatten(-2)
+
+
+def enter_into(buffer: Tensor, x: Tensor, rule: Rule, stages: int) -> Tensor:
+    """`enter` into a float32 buffer (S, Dq) that may then be overwritten; not for gradients."""
+    if rule in ("none", "released"):
+        return buffer.copy_(x)
+    count = stages if rule == "independent" else 1
+    parts = sliced(x.float(), count)
+    torch.div(parts, norms(parts).clamp_min(NORM_FLOOR), out=sliced(buffer, count))
+    return buffer
 
 
 def enter_gradient(x: Tensor, gradient: Tensor, rule: Rule, stages: int) -> Tensor:

@@ -15,7 +15,19 @@ import torch
 from torch import Tensor
 
 from bridle.quantize.nearest import Searcher, chunk_rows, chunks, half_norms
-from bridle.quantize.rules import PLAIN, Rule, Step, enter, enter_gradient, leave, norms, pull_back, see, sliced
+from bridle.quantize.rules import (
+    PLAIN,
+    Rule,
+    Step,
+    enter,
+    enter_gradient,
+    enter_into,
+    leave,
+    norms,
+    pull_back,
+    see,
+    sliced,
+)
 
 SoftWeights = Literal["even", "softmax"]
 
@@ -89,7 +101,7 @@ def soften(score: Tensor, code: Tensor, plan: Plan) -> Choice:
 
 
 def choose(v: Tensor, stage: int, plan: Plan, searcher: Searcher) -> Choice:
-    """The nearest code of each row, or the k nearest; the vectors are overwritten by the next call."""
+    """The nearest code of each row, or the k nearest; the vectors are overwritten by the next search."""
     if plan.soft > 1:
         return soften(searcher.scores(v, stage), plan.codes[stage], plan)
     pick = searcher.nearest(v, stage).pick
@@ -110,10 +122,11 @@ def assign(x: Tensor, plan: Plan, *, stages: int) -> Tensor:
     if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
         return _assign_traced(x, plan, stages)
     rows = _rows(x, plan)
-    searcher = Searcher(plan.codes[:stages], rows=rows)
+    searcher = Searcher(plan.codes[:stages], rows=rows, width=x.shape[1])
     codes = torch.empty(len(x), stages, dtype=torch.int64, device=x.device)
     for part in chunks(len(x), rows):
-        e = _enter_own(x[part], plan)
+        few = x[part]
+        e = enter_into(searcher.residual(*few.shape), few, plan.rule, plan.stages)
         first_length = norms(e) if plan.rule == "perstage" else None
         for stage in range(stages):
             v = see(e, first_length, plan.rule, stage, plan.stages)
@@ -143,12 +156,6 @@ def _assign_traced(x: Tensor, plan: Plan, stages: int) -> Tensor:
     return torch.stack(picked, -1)
 
 
-def _enter_own(x: Tensor, plan: Plan) -> Tensor:
-    """e₁ in memory of its own, so that it may be overwritten."""
-    e = enter(x, plan.rule, plan.stages)
-    return e.clone() if e.data_ptr() == x.data_ptr() else e
-
-
 @torch.no_grad()
 def walk(x: Tensor, plan: Plan, *, valid: Tensor | None, pull: bool) -> Walked:
     """Quantize raw latents (S, Dq); rows where `valid` (S,) is false get codes but no share in sums and gradient."""
@@ -163,7 +170,7 @@ def walk(x: Tensor, plan: Plan, *, valid: Tensor | None, pull: bool) -> Walked:
         pull=torch.empty(x.shape, dtype=torch.float32, device=device) if pull else None,
     )
     rows = _rows(x, plan)
-    searcher = Searcher(plan.codes, rows=rows)
+    searcher = Searcher(plan.codes, rows=rows, width=x.shape[1])
     for part in chunks(S, rows):
         _walk_chunk(x[part], plan, searcher, None if valid is None else valid[part], _part_of(found, part))
     return found
@@ -183,7 +190,7 @@ def _part_of(found: Walked, part: slice) -> Walked:
 
 
 def _walk_chunk(x: Tensor, plan: Plan, searcher: Searcher, valid: Tensor | None, into: Walked) -> None:
-    e, steps = _enter_own(x, plan), list[Step]()
+    e, steps = enter_into(searcher.residual(*x.shape), x, plan.rule, plan.stages), list[Step]()
     first_length = norms(e) if plan.rule == "perstage" else None
     for stage in range(plan.stages):
         v = see(e, first_length, plan.rule, stage, plan.stages)

@@ -198,12 +198,13 @@ class CodeAge:
 
     def update(self, codes: Tensor, *, valid: Tensor | None = None) -> None:
         """One step in which codes (…, M) were used by this rank; collective, a code used anywhere is young."""
-        flat = codes.reshape(-1, codes.shape[-1]).long()
+        total = sum(self.sizes)
+        first = [sum(self.sizes[:m]) for m in range(len(self.sizes))]
+        place = codes.reshape(-1, codes.shape[-1]).long() + torch.tensor(first, device=codes.device)
         if valid is not None:
-            flat = flat[valid.reshape(-1)]
-        used = torch.cat([torch.bincount(flat[:, m], minlength=K) for m, K in enumerate(self.sizes)])
-        used = distributed.sum_over_ranks(used) > 0
-        parts = torch.split(used, list(self.sizes))
+            place = place.masked_fill(~valid.reshape(-1, 1), total)  # padding: one place behind all codes
+        used = torch.zeros(total + 1, dtype=torch.int64, device=codes.device).index_fill_(0, place.flatten(), 1)
+        parts = torch.split(distributed.sum_over_ranks(used)[:total] > 0, list(self.sizes))
         self.ages = [(age.to(now.device) + 1).masked_fill(now, 0) for age, now in zip(self.ages, parts, strict=True)]
 
     def used_within(self, window: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bridle.bench.quantizer import BenchRow, BenchTable, extra_memory, run
+from bridle.quantize import ResidualQuantizer
 
 torch.set_num_threads(1)
 
@@ -40,6 +41,16 @@ def test_a_small_run_measures_every_kind_of_work_on_one_thread_and_names_version
     assert "naive cdist" in {row.who for row in found.rows}
     assert f"torch {torch.__version__}" in found.machine
     assert torch.get_num_threads() == 1
+
+
+def test_assigning_needs_less_than_ten_megabytes_beyond_the_codes_however_many_vectors() -> None:
+    rq, generator = ResidualQuantizer(), torch.Generator().manual_seed(0)
+    x = torch.randn(65_536, 256, generator=generator)
+    rq.start_codebooks(x[:2048], generator=generator)
+    rq.assign(x[:2048])  # what the matrix library sets up once does not count
+    returned = 65_536 * 4 * 8 / 2**20
+    extra = extra_memory(lambda: rq.assign(x))  # distances of all pairs would be 64 MiB a stage
+    assert extra is None or extra < 10 + returned
 
 
 def test_extra_memory_sees_what_a_call_needs() -> None:
