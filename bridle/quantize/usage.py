@@ -23,6 +23,7 @@ from bridle import distributed
 from bridle.errors import UsageError
 
 TOKENS_PER_CELL = 4  # code × position cells need this many tokens on average before the corrected MI can be trusted
+NEVER = 2**40  # the age of a code that was not used yet: older than any run
 SKETCH = 2**16  # distinct tuples are counted exactly up to here; beyond, the standard error is 1/√SKETCH = 0.4 %
 
 
@@ -194,7 +195,7 @@ class CodeAge:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
-        self.ages = [torch.zeros(K, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
+        self.ages = [torch.full((K,), NEVER, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
 
     def update(self, codes: Tensor, *, valid: Tensor | None = None) -> None:
         """One step in which codes (…, M) were used by this rank; collective, a code used anywhere is young."""

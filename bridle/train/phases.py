@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,13 +15,14 @@ from bridle.models.build import Nets
 from bridle.models.losses import CodeTargets, Hidden, codebook_loss, cosine_loss, encoder_loss, token_accuracy
 from bridle.models.tokenizer import VitTokenizer
 from bridle.nn.masking import Mask
-from bridle.quantize import Quantized
+from bridle.quantize import CodebookWarning, Quantized
 from bridle.seeding import generator
 from bridle.train.engine import Draws, Phase, StepResult, move, phase_key
 from bridle.train.run import Run
 
 MOST_START_TOKENS = 131_072
 START_TOKENS_PER_CODE = 64
+NOTHING_YET = "nothing of this phase is done yet; the phase before is saved."
 
 
 def encoder_phase(run: Run, *, index: int, iteration: int) -> Phase:
@@ -147,8 +149,12 @@ def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
         tokens = start_tokens(run, settings)
         flat, counted = torch.cat(latents).flatten(0, 1)[:tokens], torch.cat(valid).flatten()[:tokens]
         random = generator(run.config.seed, key, "codebooks")
-        quantizer.start_codebooks(flat, generator=random, valid=counted)
-    run.nets.norms_start = [book.code.detach().norm(dim=-1).tolist() for book in quantizer.books]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", CodebookWarning)
+            quantizer.start_codebooks(flat, generator=random, valid=counted, poll=lambda: run.stop.leave(NOTHING_YET))
+    for warning in told:
+        run.progress.note(f"{key}: {warning.message}")
+    run.nets.norms_start = [code.norm(dim=-1).tolist() for code in quantizer.code_vectors()]
 
 
 def centre_teacher(run: Run, key: str, settings: PhaseConfig) -> None:
@@ -178,7 +184,7 @@ def first_batches(run: Run, key: str, settings: PhaseConfig) -> Iterator[Batch]:
     samples = -(-start_tokens(run, settings) // T)
     loader = run.loader(phase=key, batch=settings.batch, micro_batch=settings.micro_batch)
     for batch in loader.first(samples, rows=min(64, samples)):
-        run.stop.leave("nothing of this phase is done yet; the phase before is saved.")
+        run.stop.leave(NOTHING_YET)
         run.quarantine(batch.bad, phase=key)
         yield move(batch, run.machine.device)
 

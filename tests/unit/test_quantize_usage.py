@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bridle.errors import UsageError
 from bridle.quantize.usage import (
+    NEVER,
     CodeAge,
     DistinctCounter,
     UsageCounter,
@@ -213,7 +214,8 @@ def test_age_is_the_number_of_steps_since_a_code_was_used() -> None:
 def test_padding_keeps_no_code_young() -> None:
     ages = CodeAge((2,))
     ages.update(torch.tensor([[0], [1]]), valid=torch.tensor([True, False]))
-    assert ages.ages[0].tolist() == [0, 1]
+    assert ages.ages[0].tolist() == [0, NEVER + 1]
+    assert ages.used_within(10).tolist() == [0.5]  # a code that was never used is not young
 
 
 def test_ages_are_saved_and_loaded() -> None:
@@ -222,6 +224,6 @@ def test_ages_are_saved_and_loaded() -> None:
     saved = ages.state()
     ages.update(torch.tensor([[0, 1]]))  # what was saved does not change any more
     other.load_state(saved)
-    assert [age.tolist() for age in other.ages] == [[0, 1, 1], [1, 0]]
+    assert [age.tolist() for age in other.ages] == [[0, NEVER + 1, NEVER + 1], [NEVER + 1, 0]]
     with pytest.raises(UsageError, match=r"do not fit codebooks of \[3\]"):
         CodeAge((3,)).load_state(saved)
