@@ -142,7 +142,7 @@ class LossConfig(Section):
     commitment: Literal["stages", "sum"] = "stages"
     cosine_weight: Annotated[float, Field(ge=0.0)] = 1.0  # λ_cos
     cosine: Literal["mean", "ratio"] = "mean"
-    centre_teacher: bool = True
+    centre_teacher: Literal["none", "mean", "position"] = "position"  # what is subtracted from the teacher's features
 
 
 class PhaseConfig(Section):

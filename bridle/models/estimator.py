@@ -18,8 +18,8 @@ class Estimator(nn.Module):
 
     Buffers:
         position (T, W): sin-cos table; derived, not saved.
-        teacher_mean (D,): mean of the teacher's features, subtracted from its targets; zero leaves them as they are.
-            Changes only by `centre_on`.
+        teacher_mean (T, D): mean of the teacher's features at each position, subtracted from its targets; zero leaves
+            them as they are. Changes only by `centre_on`.
     """
 
     position: Tensor
@@ -45,10 +45,10 @@ class Estimator(nn.Module):
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.head = nn.Linear(width, encoder_width)
         self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
-        self.register_buffer("teacher_mean", torch.zeros(encoder_width))
+        self.register_buffer("teacher_mean", torch.zeros(geometry.tokens, encoder_width))
 
     def centre_on(self, mean: Tensor) -> None:
-        """Set the mean that `target` subtracts from the teacher's features."""
+        """Set what `target` subtracts from the teacher's features: one mean (D,), or one per position (T, D)."""
         self.teacher_mean.copy_(mean)
 
     def target(self, z: Tensor) -> Tensor:

@@ -51,4 +51,6 @@ def _probe(probe: dict[str, Any] | None) -> str:
 
 
 def _stages(stages: Sequence[dict[str, Any]], key: str) -> str:
-    return " ".join(f"{stage[key]:.2f}".replace("0.", ".", 1) for stage in stages) or "–"
+    """Two digits each, and four of them in fifteen columns."""
+    shown = (f"{stage[key]:.2f}" for stage in stages)
+    return " ".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown) or "–"

@@ -158,17 +158,24 @@ def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
 
 
 def centre_teacher(run: Run, key: str, settings: PhaseConfig) -> None:
-    """Measure the mean of the teacher's features, so that a constant cannot explain them."""
-    if not run.config.loss.centre_teacher:
+    """Measure the mean of the teacher's features, over all tokens or per position, so that it explains nothing.
+
+    What position alone tells of the teacher needs no code: the estimator knows positions. Left in, it is most of the
+    cosine, and the codebooks are free to collapse.
+    """
+    if run.config.loss.centre_teacher == "none":
         return
     assert run.nets.estimator is not None
-    total, count = torch.zeros(run.config.encoder.width, dtype=torch.float64, device=run.machine.device), 0.0
+    total = torch.zeros_like(run.nets.estimator.teacher_mean, dtype=torch.float64)  # (T, D)
+    count = torch.zeros_like(total[:, :1])
     for batch in first_batches(run, key, settings):
-        z = teach(run.nets, batch.x, batch.valid).double()
+        z = teach(run.nets, batch.x, batch.valid).double()  # (B, T, D)
         weight = torch.ones_like(z[..., :1]) if batch.valid is None else batch.valid[..., None].double()
-        total += (z * weight).sum((0, 1))
-        count += float(weight.sum())
-    run.nets.estimator.centre_on((total / count).float())
+        total += (z * weight).sum(0)
+        count += weight.sum(0)
+    if run.config.loss.centre_teacher == "mean":
+        total, count = total.sum(0), count.sum(0)
+    run.nets.estimator.centre_on((total / count.clamp_min(1.0)).float())
 
 
 def start_tokens(run: Run, settings: PhaseConfig) -> int:
