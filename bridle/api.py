@@ -7,21 +7,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from bridle.config import Config, load_config, read_config
 from bridle.data.build import open_data
 from bridle.data.loader import measure
 from bridle.data.memory import DatasetSource
 from bridle.data.sources import Source, Splits
-from bridle.errors import ConfigError, UsageError
+from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.judge import Judge
 from bridle.export.model import Model, load
 from bridle.models.build import build_nets
-from bridle.train.interleave import Turn, has_trained_tokenizer, interleave
+from bridle.train.checkpoint import load as load_checkpoint
+from bridle.train.interleave import Turn, finished_phases, has_trained_tokenizer, interleave
 from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
-from bridle.train.run import Results, Run, prepare_folder, require_same, with_statistics
+from bridle.train.run import Results, Run, prepare_folder, record_settings, require_same, with_statistics
 from bridle.train.runtime import Machine, StopRequest, locked
 
 
@@ -53,7 +55,10 @@ def pretrain(
     geometry then follows its items. `overrides` are dotted keys ({"encoder.depth": 6} or ["encoder.depth=6"]), and
     top-level keys may be given directly: `pretrain("image", out=…, size="tiny", seed=1, quantizer="vq")`.
     """
+    if isinstance(recipe, Config) and (overrides or settings):
+        raise UsageError("a Config takes no overrides; give the recipe's name, or change the config with model_copy.")
     config = recipe if isinstance(recipe, Config) else _load(recipe, dataset, overrides, settings)
+    config = _with_root(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("training with several processes is not supported yet; start one process without torchrun.")
     folder = Path(out)
@@ -67,8 +72,9 @@ def pretrain(
     machine = Machine(config.runtime)
     progress = ProgressLine()
     config = _complete(config, folder, lambda: splits.train, progress)
-    prepare_folder(folder, config, command=command)
+    prepare_folder(folder, config)
     with locked(folder), StopRequest().listening() as stop:
+        record_settings(folder, config, command=command)
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
         nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
         everyone = [*callbacks, *tensorboard_if_installed(folder)]
@@ -90,8 +96,14 @@ def is_finished(folder: Path, config: Config) -> bool:
     if not (folder / "config.yaml").is_file():
         return False
     last = config.schedule.iterations
-    ends = list((folder / "checkpoints").glob(f"*-iter{last}-[ej]*-end"))
-    return bool(ends) and (not config.probe.enabled or Results(folder / "results.json", {}).has(last))
+    ends = [path for path in finished_phases(folder) if f"-iter{last}-" in path.name]
+    if not ends or (config.probe.enabled and not Results(folder / "results.json", {}).has(last)):
+        return False
+    try:
+        load_checkpoint(ends[-1])
+    except CheckpointError:
+        return False  # damaged: training goes on from the checkpoint before it
+    return True
 
 
 def _load(
@@ -115,7 +127,9 @@ def _as_overrides(values: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    """A Python value as YAML writes it."""
+    """A Python value as an override writes it."""
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_plain(item) for item in value) + "]"
     if isinstance(value, bool) or value is None:
@@ -124,12 +138,26 @@ def _plain(value: Any) -> str:
 
 
 def _item_shape(dataset: Dataset[Any]) -> tuple[int, ...]:
-    item = dataset[0]
-    x = item[0] if isinstance(item, tuple | list) else item
-    if not isinstance(x, torch.Tensor) or x.dim() < 2:
-        got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
-        raise UsageError(f"dataset[0] must be a tensor (C, *input) or a pair of it and a label; got {got}.")
-    return tuple(x.shape)
+    """(C, *input) of the items, from the first one that can be read."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            "dataset must be indexable and have a length: exact resume needs to know which sample is which."
+        )
+    if len(dataset) == 0:
+        raise UsageError("dataset is empty.")
+    problem = ""
+    for index in range(min(len(dataset), 20)):
+        try:
+            item = dataset[index]
+        except Exception as error:  # whatever a user's code raises concerns this item only
+            problem = f"dataset[{index}] raised {type(error).__name__}: {quoted(error)}"
+            continue
+        x = item[0] if isinstance(item, tuple | list) and item else item
+        if isinstance(x, torch.Tensor | np.ndarray) and x.ndim >= 2:
+            return tuple(x.shape)
+        got = f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else type(x).__name__
+        raise UsageError(f"dataset[{index}] must be a tensor (C, *input) or a pair of it and a label; got {got}.")
+    raise DataError(f"none of the first items of the dataset can be read; the last one: {problem}.")
 
 
 def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[Any] | None) -> Splits:
@@ -140,11 +168,16 @@ def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[An
     return Splits(DatasetSource(dataset, shape=shape), test)
 
 
+def _with_root(config: Config) -> Config:
+    """The config with an absolute data path, so that it means the same from any folder."""
+    if config.data.root is None:
+        return config
+    root = str(Path(config.data.root).expanduser().absolute())
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+
+
 def _complete(config: Config, folder: Path, train: Callable[[], Source], progress: ProgressLine) -> Config:
-    """Write into the config what a run must not lose: absolute data path, measured normalisation."""
-    if config.data.root is not None:
-        root = str(Path(config.data.root).absolute())
-        config = config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+    """Write into the config what a run must not lose: the measured normalisation."""
     if config.data.mean is not None:
         return config
     stored = folder / "config.yaml"

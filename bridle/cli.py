@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bridle.errors import BridleError, UsageError
+from bridle.errors import BridleError, Interrupted, UsageError
 
 app = typer.Typer(
     add_completion=False,
@@ -105,7 +105,7 @@ def pretrain(
     finished = api.is_finished(out, config)
     api.pretrain(config, out=out)
     if finished:
-        console().print(f"{out} is finished; nothing to do.")
+        typer.echo(f"{out} is finished; nothing to do.")
     show_results(out)
 
 
@@ -132,7 +132,7 @@ def report(
     from bridle.report.page import read_run, write_report
 
     path = write_report([read_run(run) for run in runs], out or runs[0] / "report.html", title="bridle report")
-    console().print(f"wrote {path}")
+    typer.echo(f"wrote {path}")
 
 
 @app.command()
@@ -162,7 +162,7 @@ def bench_quantizer(
     typer.echo(table.to_markdown())
     if out is not None:
         out.write_text(table.to_markdown(), encoding="utf-8")
-        console().print(f"wrote {out}")
+        typer.echo(f"wrote {out}")
 
 
 def make_precision_safe(precision: str) -> None:
@@ -188,8 +188,9 @@ def show_results(run: Path, results: str = "results.json") -> None:
     table = results_table([read_run(run, results=results)])
     if table is not None:
         screen.print(table)
-    screen.print(f"wrote {run / results}")
-    screen.print(f"Next:  bridle probe {run}   ·   bridle report {run}")
+    if (run / results).is_file():
+        typer.echo(f"wrote {run / results}")
+    typer.echo(f"Next:  bridle probe {run}   ·   bridle report {run}")
 
 
 def console() -> Any:
@@ -206,15 +207,23 @@ def main() -> None:
     except BridleError as error:
         if debug:
             traceback.print_exc()
-        name = type(error).__name__
-        typer.echo(str(error) if error.exit_code in (130, 143) else f"{name}: {error}", err=True)
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(error.exit_code)
+    except Interrupted as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         typer.echo("stopped by Ctrl-C", err=True)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of a pipe went away; nothing can be said any more
         sys.exit(1)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        what = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        typer.echo(f"{what}. Free some space or mend permissions, then run the same command again.", err=True)
+        sys.exit(74)
     except Exception as error:
         if debug:
             raise

@@ -42,8 +42,12 @@ class CheckpointError(BridleError):
     exit_code = 74
 
 
-class Interrupted(BridleError):  # noqa: N818 - leaving on request is not an error
-    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved its state."""
+class Interrupted(BaseException):
+    """The run was asked to stop (Ctrl-C or SIGTERM) and has saved its state.
+
+    Like KeyboardInterrupt not an Exception: a handler for damaged files or for other people's code must not take it for
+    one of theirs.
+    """
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)

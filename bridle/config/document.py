@@ -112,6 +112,9 @@ def _walk(node: MappingNode, path: Path, name: str, table: Table, seen: set[int]
                 f"{_where(key_node, name)}: key {quoted('.'.join(here))} is given twice; keep one of them."
             )
         keys.add(key)
+        if any(_covers(here, other) or _covers(other, here) for other in table):
+            clash = quoted(".".join(here))
+            raise ConfigError(f"{_where(key_node, name)}: key {clash} is given twice; keep one of them.")
         if isinstance(value_node, MappingNode) and value_node.value:
             _walk(value_node, here, name, table, seen)
         else:

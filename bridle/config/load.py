@@ -154,7 +154,9 @@ def _override_table(overrides: Sequence[str]) -> Table:
         if not equals or not key.strip():
             raise UsageError(f"{where}: expected key=value, for example encoder.depth=6.")
         path = tuple(key.strip().split("."))
-        table = merge(table, {path: Entry(read_value(value, where), where)})
+        # A path is a path: `2024`, `a #b` and `a: b` are folders that YAML would read as something else.
+        found = value if path == ("data", "root") and value != "null" else read_value(value, where)
+        table = merge(table, _expand_presets({path: Entry(found, where)}))
     return table
 
 

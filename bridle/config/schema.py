@@ -16,7 +16,10 @@ from bridle.geometry import Geometry
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[int, Field(ge=1)]
-Sizes = tuple[Positive, ...]
+Width = Annotated[int, Field(ge=1, le=65_536)]
+Count = Annotated[int, Field(ge=1, le=1_024)]
+Codes = Annotated[int, Field(ge=2, le=2**20)]
+Sizes = tuple[Annotated[int, Field(ge=1, le=2**24)], ...]
 
 
 class Section(BaseModel):
@@ -62,9 +65,9 @@ class DataConfig(Section):
 class TrunkConfig(Section):
     """A stack of transformer blocks."""
 
-    width: Positive  # D
-    depth: Positive
-    heads: Positive
+    width: Width  # D
+    depth: Count
+    heads: Count
     mlp_ratio: Annotated[float, Field(gt=0.0)] = 4.0
 
 
@@ -95,9 +98,9 @@ class TokenizerConfig(Section):
 class QuantizerConfig(Section):
     """Residual quantizer; `codebooks: 1` is plain vector quantization."""
 
-    codebooks: Positive = 4  # M
-    codes: Annotated[int, Field(ge=2)] | tuple[Annotated[int, Field(ge=2)], ...] = 256  # K, or K_1 ... K_M
-    width: Positive = 256  # Dq
+    codebooks: Count = 4  # M
+    codes: Codes | tuple[Codes, ...] = 256  # K, or K_1 ... K_M
+    width: Width = 256  # Dq
     start: Literal["kmeans", "uniform", "uniform-raw"] = "kmeans"
     residual: Literal["once", "perstage", "released", "none", "independent"] = "once"
     update: Literal["ema", "gradient"] = "ema"
@@ -188,7 +191,7 @@ class ScheduleConfig(Section):
     """Algorithm 1: R iterations, in turns or jointly."""
 
     mode: Literal["interleaved", "joint"] = "interleaved"
-    iterations: Positive = 2  # R
+    iterations: Count = 2  # R
     encoder_restart: Literal["continue", "fresh"] = "continue"
     joint_weight: Annotated[float, Field(ge=0.0)] = 0.5  # α
     joint_every: Positive = 5  # a tokenizer step every n encoder steps

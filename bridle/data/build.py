@@ -17,7 +17,10 @@ def open_data(config: Config) -> Splits:
     """The data set of a config; its samples have the shape the geometry says, or a ConfigError tells how to mend it."""
     data, geometry = config.data, config.geometry.build()
     if data.source == "dataset":
-        raise UsageError("data.source 'dataset' is for bridle.pretrain(…, dataset=…) from Python.")
+        raise UsageError(
+            "this run was trained on a Dataset given from Python, which a command cannot open; "
+            "its results are in results.json."
+        )
     if data.source in EMBEDDED:
         splits = EMBEDDED[data.source]()
         shape = tuple(splits.train.load(0, None).x.shape)

@@ -134,8 +134,8 @@ def _verdicts_on(stage: StageHealth) -> list[Verdict]:
     found = list[Verdict]()
     if stage.usage_rate < COLLAPSED_USAGE or stage.effective_usage < COLLAPSED_EFFECTIVE:
         advice = (
-            "train the tokenizer longer (tokenizer_phase.steps), keep loss.centre_teacher and quantizer.start=kmeans, "
-            "or use fewer codes (quantizer.codes)."
+            "train the tokenizer longer (tokenizer_phase.steps), keep loss.centre_teacher=position and "
+            "quantizer.start=kmeans, or use fewer codes (quantizer.codes)."
         )
         found.append(Verdict(stage.stage, "bad", f"collapsed: {used}. Try this: {advice}"))
     elif 1 - stage.usage_rate > DEAD_SHARE:

@@ -36,7 +36,8 @@ def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
             f"{config.data.root or config.data.source}: a probe needs labels, one folder per class; "
             "point data.root=… to a labelled folder."
         )
-    machine, progress = Machine(config.runtime), ProgressLine()
+    # A probe computes in fp32, whatever the run was trained in.
+    machine, progress = Machine(config.runtime.model_copy(update={"precision": "fp32"})), ProgressLine()
     results = Results(folder / "probe.json", _header(config))
     if results.value.get("protocol") != _header(config)["protocol"]:
         results = Results.anew(folder / "probe.json", _header(config))

@@ -72,6 +72,7 @@ class Judge:
         limit = config.probe.items
         self.train = splits.train if limit is None else Some(splits.train, limit)
         self.test = splits.test if limit is None or splits.test is None else Some(splits.test, limit)
+        self.everything = splits.train  # codebook health is about the whole set, however few items are probed
         self.labelled = is_labelled(splits.train)
 
     def __call__(self, nets: Nets) -> dict[str, Any]:
@@ -140,11 +141,11 @@ class Judge:
         assert data.std is not None
         # A loader, because a file that cannot be read must not end a pretraining run here: it is replaced.
         loader = Loader(
-            source=self.train, seed=self.config.seed, phase="codebooks", batch=BATCH, mean=data.mean, std=data.std,
+            source=self.everything, seed=self.config.seed, phase="codebooks", batch=BATCH, mean=data.mean, std=data.std,
             workers=data.workers,
         )  # fmt: skip
-        everything = loader.first(len(self.train), rows=BATCH)
-        return codebook_health(nets.tokenizer, (move(batch, self.machine.device) for batch in everything))
+        batches = loader.first(len(self.everything), rows=BATCH)
+        return codebook_health(nets.tokenizer, (move(batch, self.machine.device) for batch in batches))
 
     def batches(self, source: Source) -> Iterator[Batch]:
         data = self.config.data

@@ -221,7 +221,8 @@ def _fit_along(items: Features, strengths: Sequence[float]) -> Iterator[_Fit]:
 def _choose_strength(train: Features, path: Sequence[float], share: float, source: torch.Generator) -> float:
     """The C with the best accuracy on a held-back part of the training items; ties go to the stronger one.
 
-    Weaker and weaker regularisation is tried only until it has hurt twice in a row: those fits take longest.
+    Weaker and weaker regularisation is tried only until it has hurt by a point, or twice in a row: such fits take
+    longest.
     """
     held = _stratified(train.y, share, source)
     if not held.any() or len(path) == 1:
@@ -229,7 +230,7 @@ def _choose_strength(train: Features, path: Sequence[float], share: float, sourc
     accuracy: list[float] = []
     for fit in _fit_along(Features(train.x[~held], train.y[~held]), path):
         accuracy.append(float((fit.classes[best_class(fit.scores(train.x[held]))] == train.y[held]).mean()))
-        if max(accuracy[-2:]) < max(accuracy):
+        if max(accuracy[-2:]) < max(accuracy) or accuracy[-1] < max(accuracy) - 0.01:
             break
     return path[int(np.argmax(accuracy))]
 

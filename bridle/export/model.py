@@ -5,6 +5,7 @@ Shapes: x (B, C, *input) in the units of the data (images in 0 … 1); z (B, T, 
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def read_trained(folder: Path, *, iteration: int | None = None) -> tuple[Nets, C
             loaded = load_checkpoint(path)
         except CheckpointError as error:
             problems.append(str(error))
+            warnings.warn(f"{error} Using an earlier checkpoint if there is one.", stacklevel=3)
             continue
         return restore_nets(config, loaded), config, loaded.state
     if problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from bridle.report.runs import RunSummary
@@ -21,7 +22,7 @@ def results_table(runs: Sequence[RunSummary]) -> Table | None:
     for summary in runs:
         if summary.title != title:
             title = summary.title
-            table.add_row(f"[bold cyan]{title}[/]")
+            table.add_row(f"[bold cyan]{escape(title)}[/]")
             for name in ("raw", "untrained"):
                 if (baseline := summary.baseline(name)) is not None:
                     table.add_row(f"  {name} {'input' if name == 'raw' else 'encoder'}", _probe(baseline))

@@ -60,10 +60,10 @@ def publish(
         temporary.rename(final)
         _sync(root)
         write_json(root / LATEST, {"checkpoint": name})
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
-            f"{final}: the checkpoint could not be written ({error.strerror or error}); needed "
+            f"{final}: the checkpoint could not be written ({getattr(error, 'strerror', None) or error}); needed "
             f"{_bytes(tensors):,} bytes, free {shutil.disk_usage(root).free:,}. Earlier checkpoints are untouched."
         ) from error
     _rotate(root, name, keep)

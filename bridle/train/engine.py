@@ -7,7 +7,7 @@ A phase supplies a step on a micro-batch; the engine does the rest. All randomne
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,9 +73,20 @@ def phase_key(iteration: int, name: str) -> str:
 class Draws:
     """The random draws of one step, made for the whole global batch; micro-batches take their rows."""
 
-    def __init__(self, run: Run, phase: Phase, step: int) -> None:
+    def __init__(self, run: Run, phase: Phase, step: int, micro_batches: Sequence[Batch] = ()) -> None:
         self.run, self.phase, self.step = run, phase, step
         self.batch = phase.settings.batch
+        self.tokens = sum(int(b.valid.sum()) for b in micro_batches if b.valid is not None)
+        self.tokens += sum(len(b.x) for b in micro_batches if b.valid is None) * run.config.geometry.build().tokens
+        self.padded = any(b.valid is not None for b in micro_batches)
+
+    def token_share(self, batch: Batch) -> float:
+        """Real tokens a row of this micro-batch, relative to the whole step's; 1 without padding."""
+        if not self.padded:
+            return 1.0
+        T = self.run.config.geometry.build().tokens
+        here = len(batch.x) * T if batch.valid is None else int(batch.valid.sum())
+        return here * self.batch / (len(batch.x) * max(1, self.tokens))
 
     def mask(self, batch: Batch) -> Mask:
         """The mask of these rows."""
@@ -146,7 +157,7 @@ def fit(run: Run, phase: Phase, restored: checkpoint.Loaded | None) -> None:
             tensors["optimizer"] = optimizer_tensors(optimizer, parameters)
         save_checkpoint(run, phase, progress, tensors, end=end)
 
-    if progress.step == 0:
+    if restored is None:
         save()  # a codebook start is not done twice
     for micro_batches in loader.steps(progress.step, phase.steps):
         update = take_step(run, phase, progress, optimizer, parameters, micro_batches, ages)
@@ -166,6 +177,7 @@ class Update(NamedTuple):
 
     values: dict[str, Tensor]
     learning_rate: float
+    codes: Tensor  # (S, M)
 
 
 def take_step(
@@ -178,7 +190,7 @@ def take_step(
     ages: CodeAge,
 ) -> Update:
     """Accumulate, check, update. A step with non-finite loss or gradient changes nothing but the skip counters."""
-    settings, draws = phase.settings, Draws(run, phase, progress.step)
+    settings, draws = phase.settings, Draws(run, phase, progress.step, micro_batches)
     rate = learning_rate(
         progress.step,
         steps=phase.steps,
@@ -214,11 +226,8 @@ def take_step(
     optimizer.zero_grad(set_to_none=True)
     seen = torch.cat(codes)  # (S, M)
     ages.update(seen)
-    total["top_share"] = torch.stack(
-        [top_share(torch.bincount(seen[:, m], minlength=k)) for m, k in enumerate(run.config.quantizer.sizes)]
-    )
     progress.step += 1
-    return Update(total, rate)
+    return Update(total, rate, seen)
 
 
 def skip(run: Run, phase: Phase, progress: Progress) -> None:
@@ -229,7 +238,8 @@ def skip(run: Run, phase: Phase, progress: Progress) -> None:
     if progress.skipped_in_a_row >= run.config.runtime.stop_after_skips:
         raise NonFiniteError(
             f"{phase.key} step {progress.step}: {progress.skipped_in_a_row} steps in a row with a loss or gradient "
-            f"that is not finite. The last good checkpoint is in {run.checkpoints}. Try a lower learning_rate."
+            f"that is not finite. The last good checkpoint is in {run.checkpoints}. "
+            "Try a lower learning_rate with another --out."
         )
 
 
@@ -260,6 +270,7 @@ def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: Cod
     figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
     if not all(torch.isfinite(value).all() for value in update.values.values()):
         figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
+    counts = [torch.bincount(update.codes[:, m], minlength=k) for m, k in enumerate(run.config.quantizer.sizes)]
     row = {
         "iteration": phase.iteration,
         "phase": phase.name,
@@ -267,6 +278,7 @@ def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: Cod
         "step": progress.step,
         "steps": phase.steps,
         **figures,
+        "top_share": [round(float(top_share(count)), 6) for count in counts],
         "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
         "learning_rate": update.learning_rate,
         "skipped": progress.skipped,
@@ -291,7 +303,7 @@ def save_checkpoint(
     run: Run, phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
 ) -> None:
     """Publish where the run stands. Names sort in the order in which they were made."""
-    name = f"p{phase.index:02}-{phase.key}-{progress.step:08}" + ("-end" if end else "")
+    name = f"p{phase.index:04}-{phase.key}-{progress.step:08}" + ("-end" if end else "")
     state = {
         "phase_index": phase.index,
         "phase": phase.name,
@@ -299,5 +311,6 @@ def save_checkpoint(
         "finished": end,
         "progress": vars(progress),
         "norms_start": run.nets.norms_start,
+        "made_with": run.made_with(),
     }
     checkpoint.publish(run.checkpoints, name, tensors, state, keep=run.config.runtime.keep)

@@ -88,6 +88,9 @@ def interleave(run: Run, results: Results, evaluate: Evaluate | None) -> None:
         run.nets = restore_nets(run.config, loaded)
         run.metrics.rewind(phase_index=first, step=run.resumed_from)
         run.progress.note(f"continuing from {loaded.path.name}")
+        note_changes(run, loaded)
+    else:
+        run.metrics.rewind(phase_index=-1, step=0)
     to_device(run)
     for index, turn in enumerate(turns[first:], start=first):
         inside = loaded if loaded is not None and index == first else None
@@ -96,12 +99,22 @@ def interleave(run: Run, results: Results, evaluate: Evaluate | None) -> None:
         if inside is None or not inside.state["finished"]:
             fit(run, build_phase(run, index, turn), inside)
         if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
-            with run.stop.leaving_at_once(f"the end of iter{turn.iteration}-{turn.name} is saved."):
+            saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
+            with run.stop.leaving_at_once(saved):
                 entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
+            run.stop.leave(saved)  # a signal on the last line of an evaluation must not pass for a result
             results.add(entry)
             for callback in run.callbacks:
                 callback.on_evaluation(entry)
             run.stop.leave("the phase and its evaluation are saved.")
+
+
+def note_changes(run: Run, loaded: Loaded) -> None:
+    """Say what differs from the machine or data the checkpoint was made with: the run goes on, but not bit for bit."""
+    before, now = loaded.state["made_with"], run.made_with()
+    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
+    if changed:
+        run.progress.note(f"changed since the checkpoint, so results may differ: {', '.join(changed)}")
 
 
 def build_phase(run: Run, index: int, turn: Turn) -> Phase:

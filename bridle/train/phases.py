@@ -52,7 +52,7 @@ def tokenizer_phase(run: Run, *, index: int, iteration: int) -> Phase:
         centre_teacher(run, phase.key, run.config.tokenizer_phase)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
-        return explain_encoder(run, batch)
+        return explain_encoder(run, batch, draws)
 
     trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
     return replace(phase, trained=trained, step=step, start=start, after_update=nets.tokenizer.quantizer.ema_update)
@@ -70,9 +70,9 @@ def joint_phase(run: Run, *, index: int, iteration: int) -> Phase:
 
     def step(batch: Batch, draws: Draws) -> StepResult:
         guess = predict_codes(run, batch, draws)
-        if draws.step % schedule.joint_every:
+        if (draws.step + 1) % schedule.joint_every:
             return guess
-        explained = explain_encoder(run, batch)
+        explained = explain_encoder(run, batch, draws)
         loss = guess.loss + schedule.joint_weight * explained.loss
         return StepResult(loss, guess.codes, guess.values | explained.values, explained.statistics)
 
@@ -101,7 +101,7 @@ def predict_codes(run: Run, batch: Batch, draws: Draws) -> StepResult:
     return StepResult(loss, found.codes, {"token_accuracy": accuracy})
 
 
-def explain_encoder(run: Run, batch: Batch) -> StepResult:
+def explain_encoder(run: Run, batch: Batch, draws: Draws) -> StepResult:
     """One tokenizer step on a micro-batch: quantize, estimate the teacher's features, compare."""
     nets, x, weights = run.nets, batch.x, run.config.loss
     assert isinstance(nets.tokenizer, VitTokenizer)
@@ -114,6 +114,10 @@ def explain_encoder(run: Run, batch: Batch) -> StepResult:
     pull = codebook_loss(found, commitment_weight=weights.commitment_weight, commitment=weights.commitment)
     values = {"cosine": cosine.detach(), "commitment": found.commitment.detach(), "energy": found.energy.detach()}
     statistics = found.statistics() if run.config.quantizer.update == "ema" else None
+    # Means over tokens: a micro-batch with much padding counts for less than one with none.
+    pull = pull * draws.token_share(batch)
+    if weights.cosine == "mean":
+        cosine = cosine * draws.token_share(batch)
     return StepResult(pull + weights.cosine_weight * cosine, found.codes, values, statistics)
 
 
@@ -173,9 +177,12 @@ def centre_teacher(run: Run, key: str, settings: PhaseConfig) -> None:
         weight = torch.ones_like(z[..., :1]) if batch.valid is None else batch.valid[..., None].double()
         total += (z * weight).sum(0)
         count += weight.sum(0)
+    overall = total.sum(0) / count.sum(0).clamp_min(1.0)  # (D,)
     if run.config.loss.centre_teacher == "mean":
-        total, count = total.sum(0), count.sum(0)
-    run.nets.estimator.centre_on((total / count.clamp_min(1.0)).float())
+        run.nets.estimator.centre_on(overall.float())
+        return
+    # Where only padding was seen, the overall mean is the best guess.
+    run.nets.estimator.centre_on(torch.where(count > 0, total / count.clamp_min(1.0), overall).float())
 
 
 def start_tokens(run: Run, settings: PhaseConfig) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bridle.config import Config, differences, dump_config, read_config
 from bridle.data.loader import BadSample, Loader
 from bridle.data.sources import Source
@@ -43,6 +45,16 @@ class Run:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    def made_with(self) -> dict[str, Any]:
+        """What bit-exactness depends on beside the config; saved with every checkpoint."""
+        return {
+            "torch": torch.__version__,
+            "device": self.machine.device.type,
+            "precision": self.machine.precision,
+            "threads": torch.get_num_threads(),
+            "samples": len(self.source),
+        }
 
     def loader(self, *, phase: str, batch: int, micro_batch: int | None) -> Loader:
         """The batches of a phase, in an order that only seed and phase decide."""
@@ -87,25 +99,35 @@ class Run:
         return read_rows(self._quarantine_file)
 
 
-def prepare_folder(folder: Path, config: Config, *, command: str | None) -> None:
-    """Create a run directory, or check that an existing one holds the same experiment; record the environment."""
+def prepare_folder(folder: Path, config: Config) -> None:
+    """Create a run directory, or check that an existing one holds the same experiment. Changes nothing in it."""
     stored = folder / "config.yaml"
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: exists and is not a directory; choose another --out.")
     if stored.exists():
         require_same(read_config(stored), config, folder)
-    elif folder.exists() and any(path.name != "run.lock" for path in folder.iterdir()):
+    elif folder.exists() and any(path.name not in ("run.lock", ".config.yaml.tmp") for path in folder.iterdir()):
         raise UsageError(f"{folder}: not empty and not a run of bridle; choose another --out.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def record_settings(folder: Path, config: Config, *, command: str | None) -> None:
+    """Write the resolved config and the environment; the caller holds the lock."""
+    stored = folder / "config.yaml"
+    try:
         temporary = folder / ".config.yaml.tmp"
         temporary.write_text(dump_config(config), encoding="utf-8")
         temporary.replace(stored)
         write_json(folder / "environment.json", environment(command))
     except OSError as error:
-        raise CheckpointError(
-            f"{folder}: cannot be written ({error.strerror or error}); choose another --out."
-        ) from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{folder}: cannot be written ({error.strerror or error}); choose another --out.")
 
 
 def require_same(stored: Config, wanted: Config, folder: Path) -> None:

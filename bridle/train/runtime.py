@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import os
 import platform
 import signal
 import sys
@@ -21,11 +22,9 @@ from bridle.errors import ConfigError, Interrupted, UsageError
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto` takes CUDA, then Apple's MPS, then the CPU."""
+    """`auto` takes CUDA where there is one, else the CPU."""
     if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(wanted)
         torch.empty(1, device=device)
@@ -34,6 +33,8 @@ def choose_device(wanted: str) -> torch.device:
         raise ConfigError(
             f"runtime.device: {wanted!r} cannot be used here ({reason}); try runtime.device=cpu."
         ) from error
+    if device.type not in ("cpu", "cuda"):  # Apple's mps, for one, has no float64, which codebook statistics need
+        raise ConfigError(f"runtime.device: {wanted!r} is not supported; use cpu or cuda.")
     return device
 
 
@@ -55,6 +56,7 @@ class Machine:
         self.device = choose_device(config.device)
         self.precision = choose_precision(config.precision, self.device)
         if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without it
             torch.use_deterministic_algorithms(True)
 
     def autocast(self) -> torch.autocast:

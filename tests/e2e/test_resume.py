@@ -107,7 +107,7 @@ def test_a_crash_between_checkpoints_loses_only_the_steps_since(small: Small, tm
         api.pretrain(config, out=tmp_path / "parts", callbacks=[crash])
     assert crash.fired == 1
     names = sorted(path.name for path in (tmp_path / "parts" / "checkpoints").iterdir() if path.is_dir())
-    assert names[-1] == "p01-iter2-tokenizer-00000004"
+    assert names[-1] == "p0001-iter2-tokenizer-00000004"
     api.pretrain(config, out=tmp_path / "parts")
     assert_same(tmp_path / "whole", tmp_path / "parts")
 

@@ -54,7 +54,7 @@ def test_a_duplicate_key_is_an_error_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("encoder.heads=5", "5 heads do not divide width 64; try encoder.heads=4"),
+        ("encoder.heads=5", "5 heads do not divide width 96; try encoder.heads=4"),
         ("geometry.patch=[5, 5]", r"\[5, 5\] does not divide"),
         ("decoder.window=[16, 16]", r"decoder\.window: \[16, 16\] is larger than grid \[4, 4\]; use 'auto'"),
         ("mask.ratio=0.98", "leaves nothing visible"),
@@ -104,7 +104,7 @@ def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
 def test_a_child_overrides_its_parent_and_keeps_the_rest(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: digits-tiny\nname: a\nencoder: {depth: 7}\n")
     config = load_config(tmp_path / "a.yaml")
-    assert (config.encoder.depth, config.encoder.width) == (7, 64)
+    assert (config.encoder.depth, config.encoder.width) == (7, 96)
 
 
 def test_a_length_in_steps_replaces_one_in_epochs() -> None:
