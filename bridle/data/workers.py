@@ -64,7 +64,7 @@ def _by_workers(
         num_workers=workers,
         prefetch_factor=PREFETCH,
         collate_fn=_as_it_is,
-        worker_init_fn=partial(_start_worker, closing),
+        worker_init_fn=partial(_start_worker, closing, os.getpid()),
         pin_memory=pin_memory and torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(0),  # or the iterator would draw a seed from the global generator
     )
@@ -98,12 +98,12 @@ def _as_it_is(result: Result) -> Result:
     return result
 
 
-def _start_worker(closing: Tensor, worker: int) -> None:
+def _start_worker(closing: Tensor, parent: int, worker: int) -> None:
     """Settle a worker: one thread, deaf to signals, and leaving when the main process is done or gone."""
     torch.set_num_threads(1)
     for signal_ in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_, _go_on)  # not SIG_IGN, which programs started from here would inherit
-    threading.Thread(target=_leave_in_time, args=(closing, os.getppid()), daemon=True).start()
+    threading.Thread(target=_leave_in_time, args=(closing, parent), daemon=True).start()
 
 
 def _go_on(signum: int, frame: object) -> None:

@@ -191,6 +191,7 @@ def test_bf16_on_this_cpu_trains_or_is_refused_but_never_kills_the_process(tmp_p
     assert done.returncode == 0, done.stderr
     assert "bf16" in done.stderr
     assert json.loads((tmp_path / "r" / "metrics.jsonl").read_text().splitlines()[-1])["loss"] > 0
+    bridle("probe", "r", cwd=tmp_path)  # and what was trained so can be probed
 
 
 def test_bf16_from_python_with_torch_already_running_is_refused_or_works(tmp_path: Path) -> None:

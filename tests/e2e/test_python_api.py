@@ -11,6 +11,7 @@ from conftest import SMALL
 from torch.utils.data import Dataset
 
 import bridle
+from bridle.config import load_config
 from bridle.errors import ConfigError, UsageError
 from bridle.seeding import generator
 
@@ -88,6 +89,12 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
         bridle.pretrain("image", dataset=Stripes(), out=tmp_path / "r", sed=1)
     with pytest.raises(UsageError, match="got int"):
         bridle.pretrain("image", dataset=[[1, 2]], out=tmp_path / "r")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="empty"):
+        bridle.pretrain("image", dataset=[], out=tmp_path / "r")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="indexable"):
+        bridle.pretrain("image", dataset=iter([1]), out=tmp_path / "r")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="takes no overrides"):
+        bridle.pretrain(load_config("digits-tiny"), out=tmp_path / "r", seed=3)
     with pytest.raises(UsageError, match="not a run directory"):
         bridle.load(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import SMALL
 from safetensors.torch import load_file
+from torch.utils.data import Dataset
 
+import bridle
 from bridle import api
 from bridle.config import Config
 from bridle.errors import ConfigError, Interrupted, UsageError
@@ -125,6 +129,82 @@ def test_another_config_in_the_same_directory_is_refused(small: Small, tmp_path:
     api.pretrain(small("schedule.iterations=1"), out=tmp_path)
     with pytest.raises(ConfigError, match=r"another config \(encoder_phase\.learning_rate: 0\.001 against 0\.002"):
         api.pretrain(small("schedule.iterations=1", "encoder_phase.learning_rate=2e-3"), out=tmp_path)
+
+
+class TerminatesItself(Dataset[tuple[torch.Tensor, int]]):
+    """Labelled noise; item 0 asks the process to end when it is read for the `at`-th time."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.reads, self.targets = at, 0, [i % 2 for i in range(24)]
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.reads += index == 0
+        listening = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # before the run, a signal would end pytest
+        if index == 0 and self.reads == self.at and listening:
+            os.kill(os.getpid(), signal.SIGTERM)
+        noise = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(index))
+        return noise + index % 2, index % 2
+
+
+def test_a_signal_in_the_middle_of_an_evaluation_loses_nothing(tmp_path: Path) -> None:
+    def go(at: int, folder: str) -> None:
+        changes = [*SMALL, "geometry.patch=[4, 4]", "schedule.iterations=1"]
+        bridle.pretrain("image", dataset=TerminatesItself(at), out=tmp_path / folder, max_steps=2, overrides=changes)
+
+    go(0, "whole")
+    reads = 0
+    for at in range(1, 9):  # the first reads happen before and in training, the later ones in the evaluation
+        try:
+            go(at, f"parts{at}")
+        except Interrupted:
+            ended = (tmp_path / f"parts{at}" / "checkpoints").exists() and any(
+                path.name.endswith("-end") for path in (tmp_path / f"parts{at}" / "checkpoints").iterdir()
+            )
+            reads += ended
+            go(0, f"parts{at}")
+            if (tmp_path / f"parts{at}" / "results.json").exists():
+                assert_same(tmp_path / "whole", tmp_path / f"parts{at}")
+    assert reads >= 2  # some signals did fall into the evaluation
+
+
+def test_without_any_checkpoint_the_log_begins_anew(small: Small, tmp_path: Path) -> None:
+    config = small("schedule.iterations=1")
+    with pytest.raises(Interrupted):
+        api.pretrain(config, out=tmp_path, callbacks=[StopAt(("encoder", 1, 3))])
+    shutil.rmtree(tmp_path / "checkpoints")
+    api.pretrain(config, out=tmp_path)
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_what_changed_since_the_checkpoint_is_named(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small("schedule.iterations=1")
+    with pytest.raises(Interrupted):
+        api.pretrain(config, out=tmp_path, callbacks=[StopAt(("encoder", 1, 3))])
+    state = next(path for path in sorted((tmp_path / "checkpoints").glob("p*"))[::-1])
+    assert json.loads((state / "state.json").read_text())["made_with"]["samples"] == 1437
+    api.pretrain(small("schedule.iterations=1", "runtime.threads=2"), out=tmp_path)
+    torch.set_num_threads(1)
+    assert "changed since the checkpoint, so results may differ: threads 1 -> 2" in capsys.readouterr().err
+
+
+def test_a_refused_command_changes_nothing_in_a_running_run(small: Small, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        api.pretrain(small(), out=tmp_path, callbacks=[StopAt(("encoder", 1, 2))])
+    before = (tmp_path / "config.yaml").read_text()
+    with locked(tmp_path), pytest.raises(UsageError, match="another bridle command"):
+        api.pretrain(small("probe.items=7"), out=tmp_path)
+    assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_a_run_killed_before_its_config_was_in_place_can_begin_again(small: Small, tmp_path: Path) -> None:
+    (tmp_path / ".config.yaml.tmp").write_text("half")
+    api.pretrain(small("schedule.iterations=1", steps=1), out=tmp_path)
+    assert (tmp_path / "results.json").exists()
 
 
 def test_a_foreign_directory_and_a_running_run_are_refused(small: Small, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from bridle.errors import CheckpointError, NonFiniteError
 from bridle.train.checkpoint import load, load_latest, publish
@@ -69,6 +70,16 @@ def test_a_full_disk_costs_only_the_checkpoint_being_written(tmp_path: Path, mon
     with pytest.raises(CheckpointError, match=r"No space left.*needed .* bytes, free"):
         publish(tmp_path, "p00-a-00000002", tensors(2), {"step": 2}, keep=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "p00-a-00000001"]
+
+
+def test_an_error_of_the_tensor_library_is_a_failed_save_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise SafetensorError("I/O error: File too large")
+
+    monkeypatch.setattr("bridle.train.checkpoint.save_file", full)
+    with pytest.raises(CheckpointError, match="File too large"):
+        publish(tmp_path, "p00-a-00000001", tensors(), {}, keep=1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_rotation_keeps_the_last_n_and_every_end_of_a_phase(tmp_path: Path) -> None:

@@ -120,6 +120,30 @@ def test_the_quantizer_presets_differ_only_as_documented() -> None:
     assert (beats.codebooks, beats.codes, beats.start, beats.reset_below) == (1, 1024, "uniform", 0)
 
 
+def test_a_preset_and_a_single_key_go_together_in_any_order() -> None:
+    for overrides in (["quantizer=beats", "quantizer.codes=128"], ["quantizer.width=8", "quantizer=beats"]):
+        found = load_config("digits-tiny", overrides).quantizer
+        assert (found.codebooks, found.start, found.reset_below) == (1, "uniform", 0)
+    assert load_config("digits-tiny", ["quantizer=beats", "quantizer.codes=128"]).quantizer.codes == 128
+
+
+@pytest.mark.parametrize("second", ["encoder: 3", "encoder: {depth: 3}"])
+def test_a_key_written_in_two_ways_is_given_twice(second: str) -> None:
+    with pytest.raises(ConfigError, match=r"twice\.yaml:2: key .* is given twice"):
+        read_document(f"encoder.depth: 2\n{second}", "twice.yaml")
+
+
+@pytest.mark.parametrize("key", ["decoder.width", "quantizer.codebooks", "quantizer.codes", "schedule.iterations"])
+def test_absurd_sizes_are_refused_at_once(key: str) -> None:
+    with pytest.raises(ConfigError, match="less than or equal"):
+        load_config("digits-tiny", [f"{key}=99999999999999999999"])
+
+
+@pytest.mark.parametrize("folder", ["2024", "a #b", "a: b", "true", "[x]"])
+def test_a_data_folder_is_taken_as_it_is_written(folder: str) -> None:
+    assert load_config("image", [f"data.root={folder}"]).data.root == folder
+
+
 def test_a_config_does_not_change() -> None:
     config = load_config("digits-tiny")
     with pytest.raises(ValueError, match="frozen"):

@@ -13,6 +13,7 @@ import torch
 from bridle import api
 from bridle.config import Config
 from bridle.data.build import open_data
+from bridle.data.sources import Sample
 from bridle.errors import NonFiniteError
 from bridle.models.build import build_nets
 from bridle.train import engine
@@ -89,6 +90,35 @@ def test_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path
         train(run, Turn(2, "tokenizer"))
         train(run, Turn(2, "encoder"), index=1)
         states.append(run.nets.state())
+    for name, whole in states[0].items():
+        torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
+
+
+class Padded:
+    """Sixty-four-token samples of which some are mostly padding."""
+
+    classes = labels = None
+
+    def __len__(self) -> int:
+        return 16
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        valid = torch.arange(64) < (60 if index % 3 else 8)
+        return Sample(torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(index)), None, valid)
+
+    def describe(self, index: int) -> str:
+        return f"sample {index}"
+
+
+def test_with_padding_too_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path: Path) -> None:
+    states, losses = [], []
+    for micro in ("null", "1"):
+        run = a_run(small(f"tokenizer_phase.micro_batch={micro}", steps=2), tmp_path / micro, trained_tokenizer=True)
+        run.source = Padded()
+        train(run, Turn(2, "tokenizer"))
+        states.append(run.nets.state())
+        losses.append(json.loads((tmp_path / micro / "metrics.jsonl").read_text().splitlines()[0])["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for name, whole in states[0].items():
         torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
 
