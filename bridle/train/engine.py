@@ -23,7 +23,7 @@ from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge, top_share
 from bridle.seeding import generator
 from bridle.train import checkpoint
-from bridle.train.log import describe
+from bridle.train.log import describe, describe_briefly
 from bridle.train.optim import (
     build_optimizer,
     learning_rate,
@@ -291,8 +291,9 @@ def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: Cod
         callback.on_metrics(row)
     if figures["loss"] is not None:
         eta = (phase.steps - progress.step) * phase.settings.batch / max(row["samples_per_second"], 1e-9)
-        line = describe(row, iterations=run.config.schedule.iterations, eta_seconds=eta)
-        run.progress.show(line, final=progress.step == phase.steps)
+        R = run.config.schedule.iterations
+        long, short = (form(row, iterations=R, eta_seconds=eta) for form in (describe, describe_briefly))
+        run.progress.show(long, short, final=progress.step == phase.steps)
 
 
 def rounded(value: Tensor) -> float | list[float]:

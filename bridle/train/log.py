@@ -74,11 +74,12 @@ class ProgressLine:
         self.last_shown = 0.0
         self.open_line = False
 
-    def show(self, text: str, *, final: bool = False) -> None:
-        """Show the state of things; `final` ends the line."""
+    def show(self, text: str, short: str, *, final: bool = False) -> None:
+        """Show the state of things, in the short form where the long one does not fit; `final` ends the line."""
         if self.live:
             width = shutil.get_terminal_size().columns  # a line that wraps cannot be rewritten
-            self.stream.write("\r\x1b[2K" + (text if final or len(text) < width else text[: width - 2] + "…"))
+            fitting = text if final or len(text) < width else short[: width - 1]
+            self.stream.write("\r\x1b[2K" + fitting)
             self.stream.write("\n" if final else "")
             self.open_line = not final
         elif final or time.monotonic() - self.last_shown >= QUIET_SECONDS:
@@ -97,7 +98,7 @@ def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
     """A row of metrics as the line people read."""
     parts = [
         f"iter {row['iteration']}/{iterations} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
-        f"loss {row['loss']:.4f}",
+        f"loss {row['loss']:.3f}",
     ]
     if "token_accuracy" in row:
         parts.append(f"accuracy {_stages(row['token_accuracy'])}")
@@ -111,8 +112,20 @@ def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
     return " · ".join(parts)
 
 
+def describe_briefly(row: Row, *, iterations: int, eta_seconds: float) -> str:
+    """The same in 80 columns: accuracy of the first stage, use of the least used book."""
+    parts = [f"{row['iteration']}/{iterations} {row['phase']} {row['step']}/{row['steps']}", f"loss {row['loss']:.3f}"]
+    if "token_accuracy" in row:
+        parts.append(f"acc {_stages(row['token_accuracy'][:1])}")
+    parts.append(f"codes {_stages([min(row['code_usage'])])}")
+    parts.append(f"{row['samples_per_second']:,.0f}/s")
+    parts.append(f"ETA {clock(eta_seconds)}")
+    return " · ".join(parts)
+
+
 def _stages(values: Sequence[float]) -> str:
-    return "/".join(f"{value:.2f}".lstrip("0") if value < 1 else "1.0" for value in values)
+    shown = (f"{value:.2f}" for value in values)
+    return "/".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown)
 
 
 def clock(seconds: float) -> str:
