@@ -158,7 +158,10 @@ def bench_quantizer(
     """
     from bridle.bench import quantizer
 
-    table = quantizer.run(sizes=(8192,), repeats=3) if quick else quantizer.run()
+    def tell(text: str) -> None:
+        typer.echo(f"measuring {text}", err=True)
+
+    table = quantizer.run(sizes=(8192,), repeats=3, tell=tell) if quick else quantizer.run(tell=tell)
     typer.echo(table.to_markdown())
     if out is not None:
         out.write_text(table.to_markdown(), encoding="utf-8")
