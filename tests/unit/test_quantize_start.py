@@ -223,4 +223,6 @@ def test_a_reset_before_the_start_is_refused() -> None:
 def test_ordinary_data_start_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        quantizer().start_codebooks(latents(), generator=seeded())
+        rq = quantizer()
+        rq.start_codebooks(latents(), generator=seeded())
+    assert rq.is_started
