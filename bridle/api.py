@@ -23,7 +23,15 @@ from bridle.models.build import build_nets
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import Turn, finished_phases, has_trained_tokenizer, interleave
 from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
-from bridle.train.run import Results, Run, prepare_folder, record_settings, require_same, with_statistics
+from bridle.train.run import (
+    Results,
+    Run,
+    prepare_folder,
+    record_settings,
+    require_same,
+    results_header,
+    with_statistics,
+)
 from bridle.train.runtime import Machine, StopRequest, locked
 
 
@@ -65,7 +73,7 @@ def pretrain(
     if is_finished(folder, config):
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
         require_same(read_config(folder / "config.yaml"), config, folder)
-        return Finished(folder, Results(folder / "results.json", _header(config)).value)
+        return Finished(folder, Results(folder / "results.json", results_header(config)).value)
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
         raise UsageError("the data set is empty.")
@@ -79,7 +87,7 @@ def pretrain(
         nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
         everyone = [*callbacks, *tensorboard_if_installed(folder)]
         run = Run(folder, config, machine, splits.train, nets, stop, progress, everyone)
-        results = Results(folder / "results.json", _header(config))
+        results = Results(folder / "results.json", results_header(config))
         judge = Judge(config, splits, machine, results, progress) if config.probe.enabled else None
         for callback in everyone:
             callback.on_start(folder=folder, config=config.model_dump(mode="json"))
@@ -192,8 +200,3 @@ def _complete(config: Config, folder: Path, train: Callable[[], Source], progres
         f"std {[round(s, 4) for s in moments.std]}"
     )
     return with_statistics(config, moments.mean, moments.std)
-
-
-def _header(config: Config) -> dict[str, Any]:
-    method = "RQ" if config.quantizer.codebooks > 1 else "VQ"
-    return {"name": config.name, "title": config.data.source, "method": method, "seed": config.seed}

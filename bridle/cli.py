@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -103,7 +104,7 @@ def pretrain(
     from bridle import api
 
     finished = api.is_finished(out, config)
-    api.pretrain(config, out=out)
+    api.pretrain(config, out=out, command=f"bridle {shlex.join(sys.argv[1:])}")
     if finished:
         typer.echo(f"{out} is finished; nothing to do.")
     show_results(out)

@@ -12,7 +12,7 @@ from bridle.evaluate.judge import Judge
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import finished_phases, restore_nets
 from bridle.train.log import ProgressLine
-from bridle.train.run import Results
+from bridle.train.run import Results, results_header
 from bridle.train.runtime import Machine
 
 MAY_CHANGE = ("probe.", "data.root", "data.workers", "runtime.", "seed")
@@ -41,6 +41,8 @@ def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
     results = Results(folder / "probe.json", _header(config))
     if results.value.get("protocol") != _header(config)["protocol"]:
         results = Results.anew(folder / "probe.json", _header(config))
+    if _header(config)["protocol"] == _header(trained)["protocol"]:
+        take_over(folder / "results.json", results)
     judge = Judge(config, splits, machine, results, progress, strict=True)
     for path in ends:
         loaded = load_checkpoint(path)
@@ -55,10 +57,21 @@ def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
     return results.path
 
 
+def take_over(path: Path, results: Results) -> None:
+    """Use what the run itself has already measured by the same protocol."""
+    if not path.is_file() or results.value["evaluations"]:
+        return
+    known = Results(path, {}).value
+    if known["baselines"]:
+        results.set_baselines(known["baselines"])
+    for entry in known["evaluations"]:
+        if entry["probe"] is not None:
+            results.add(entry)
+
+
 def _header(config: Config) -> dict[str, object]:
-    method = "RQ" if config.quantizer.codebooks > 1 else "VQ"
     protocol = {"probe": config.probe.model_dump(mode="json"), "root": config.data.root, "seed": config.seed}
-    return {"name": config.name, "title": config.data.source, "method": method, "protocol": protocol}
+    return {**results_header(config), "protocol": protocol}
 
 
 def _require_probe_keys(trained: Config, wanted: Config) -> None:

@@ -146,6 +146,17 @@ def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float])
     return config.model_copy(update={"data": data})
 
 
+def results_header(config: Config) -> dict[str, Any]:
+    """What every results file says of its run first; runs of the same title are compared with each other."""
+    own_folder = config.data.source in ("images", "signals", "dataset")
+    return {
+        "name": config.name,
+        "title": config.name if own_folder else config.data.source,
+        "method": "RQ" if config.quantizer.codebooks > 1 else "VQ",
+        "seed": config.seed,
+    }
+
+
 class Results:
     """results.json: baselines and one entry per evaluation; written whole after every change."""
 

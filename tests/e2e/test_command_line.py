@@ -55,7 +55,7 @@ def test_pretrain_probe_report_on_class_folders(pictures: Path, tmp_path: Path) 
     run = tmp_path / "runs" / "c10"
     names = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "results.json", "environment.json", "checkpoints"} <= names
-    assert json.loads((run / "environment.json").read_text())["command"].endswith("--out runs/c10")
+    assert json.loads((run / "environment.json").read_text())["command"].startswith("bridle pretrain cifar10-tiny")
     results = json.loads((run / "results.json").read_text())
     assert [entry["iteration"] for entry in results["evaluations"]] == [1, 2]
     assert results["baselines"]["raw"]["test_items"] == 20
@@ -65,7 +65,13 @@ def test_pretrain_probe_report_on_class_folders(pictures: Path, tmp_path: Path) 
     assert "untrained encoder" in said
     probed = json.loads((run / "probe.json").read_text())
     assert probed["evaluations"][1]["probe"]["accuracy"] == results["evaluations"][1]["probe"]["accuracy"]
-    assert "probing" not in bridle("probe", "runs/c10", cwd=tmp_path)  # asked again, computed once
+    assert "probing" not in bridle("probe", "runs/c10", cwd=tmp_path)  # what is known is not computed again
+    said = bridle("probe", "runs/c10", "probe.items=50", "probe.pool=axis", cwd=tmp_path)
+    assert "probing p0002-iter2-encoder-00000006-end" in said
+    assert json.loads((run / "probe.json").read_text())["evaluations"][1]["probe"]["train_items"] == 50
+    assert "probing" not in bridle("probe", "runs/c10", "probe.items=50", "probe.pool=axis", cwd=tmp_path)
+    refused = bridle("probe", "runs/c10", "encoder.depth=9", cwd=tmp_path, expect=2)
+    assert "a probe cannot change this" in refused
     bridle("report", "runs/c10", "--out", "page.html", cwd=tmp_path)
     assert "<script" not in (tmp_path / "page.html").read_text()
 
