@@ -148,10 +148,10 @@ def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float])
 
 def results_header(config: Config) -> dict[str, Any]:
     """What every results file says of its run first; runs of the same title are compared with each other."""
-    own_folder = config.data.source in ("images", "signals", "dataset")
+    embedded = config.data.root is None and config.data.source != "dataset"
     return {
         "name": config.name,
-        "title": config.name if own_folder else config.data.source,
+        "title": config.data.source if embedded else config.name,
         "method": "RQ" if config.quantizer.codebooks > 1 else "VQ",
         "seed": config.seed,
     }
