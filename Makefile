@@ -25,7 +25,7 @@ check: install
 	$(BIN)/mypy
 
 test: check
-	$(THREADS) $(BIN)/python -m pytest -n 2 -m "not long"
+	$(THREADS) $(BIN)/python -m pytest -n 2
 
 figures: install
 	$(BIN)/python benchmarks/readme_figure.py

@@ -55,10 +55,3 @@ def gather_rows(x: Tensor) -> Tensor:
     parts = [torch.empty_like(padded) for _ in range(world_size())]
     dist.all_gather(parts, padded)
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
-
-
-def any_over_ranks(flag: bool, device: torch.device | str = "cpu") -> bool:
-    """Is `flag` true on any rank? A decision all ranks take together."""
-    if not is_active():
-        return flag
-    return bool(sum_over_ranks(torch.tensor(int(flag), device=device)) > 0)

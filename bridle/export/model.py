@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,12 +67,12 @@ class Model:
 def load(path: str | Path, *, iteration: int | None = None, device: str = "auto") -> Model:
     """The model of a run directory after its last finished encoder phase, or after that of `iteration`."""
     folder = Path(path)
-    nets, config, _ = read_trained(folder, iteration=iteration)
+    nets, config = read_trained(folder, iteration=iteration)
     return Model(nets, config, device=choose_device(device))
 
 
-def read_trained(folder: Path, *, iteration: int | None = None) -> tuple[Nets, Config, dict[str, Any]]:
-    """Networks, config and checkpoint state of a run's last finished encoder phase that is whole."""
+def read_trained(folder: Path, *, iteration: int | None = None) -> tuple[Nets, Config]:
+    """Networks and config of a run's last finished encoder phase that is whole."""
     if not (folder / "config.yaml").is_file():
         raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
     config = read_config(folder / "config.yaml")
@@ -88,7 +87,7 @@ def read_trained(folder: Path, *, iteration: int | None = None) -> tuple[Nets, C
             problems.append(str(error))
             warnings.warn(f"{error} Using an earlier checkpoint if there is one.", stacklevel=3)
             continue
-        return restore_nets(config, loaded), config, loaded.state
+        return restore_nets(config, loaded), config
     if problems:
         raise CheckpointError(" ".join(problems))
     which = "" if iteration is None else f" of iteration {iteration}"

@@ -60,7 +60,9 @@ def network(grid: tuple[int, ...], window: tuple[int, ...], depth: int = 3) -> W
     return net
 
 
-def compare(grid: tuple[int, ...], window: tuple[int, ...], valid: Tensor | None, seed: int = 0) -> None:
+def assert_equal_to_full_attention(
+    grid: tuple[int, ...], window: tuple[int, ...], valid: Tensor | None, seed: int = 0
+) -> None:
     net = network(grid, window)
     x = torch.randn(2, prod(grid), 8, generator=seeded(seed), dtype=torch.float64)
     expected = x
@@ -92,7 +94,7 @@ def test_windows_equal_full_attention_under_an_explicit_matrix(
     grid: tuple[int, ...], window: tuple[int, ...], padded: bool
 ) -> None:
     valid = torch.rand(2, prod(grid), generator=seeded(3)) > 0.3 if padded else None
-    compare(grid, window, valid)
+    assert_equal_to_full_attention(grid, window, valid)
 
 
 @settings(max_examples=25, deadline=None)
@@ -106,7 +108,7 @@ def test_windows_equal_full_attention_under_an_explicit_matrix(
 def test_windows_of_any_size_equal_full_attention(axes: list[tuple[int, int]], padded: bool, seed: int) -> None:
     grid, window = tuple(n for n, _ in axes), tuple(w for _, w in axes)
     valid = torch.rand(2, prod(grid), generator=seeded(seed)) > 0.5 if padded else None
-    compare(grid, window, valid, seed)
+    assert_equal_to_full_attention(grid, window, valid, seed)
 
 
 @pytest.mark.parametrize("grid", [(8,), (7, 5), (8, 8), (4, 3, 6)])
