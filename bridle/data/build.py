@@ -30,7 +30,7 @@ def open_data(config: Config) -> Splits:
     if data.root is None:
         raise ConfigError(f"data.root: recipe {config.name!r} needs the folder of your data; give data.root=PATH.")
     if data.source == "images":
-        return open_images(data.root, geometry=geometry, crop_scale=data.crop_scale, flip=data.flip)
+        return open_images(data.root, geometry=geometry, crop_scale=config.augment.crop_scale, flip=config.augment.flip)
     return open_signals(data.root, geometry=geometry)
 
 

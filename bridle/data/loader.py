@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bridle.data.order import Order
-from bridle.data.sources import Sample, Source
+from bridle.data.sources import Sample, Source, class_shares
 from bridle.data.workers import in_order
 from bridle.errors import BridleError, DataError, UsageError
 from bridle.seeding import generator, mix
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
     x: Tensor  # (B, C, *input) float32, normalised
     index: Tensor  # type: ignore[assignment]  # (B,) int64, the samples shown (after replacement of bad ones)
-    label: Tensor | None  # (B,) int64, None for unlabelled data
+    label: Tensor | None  # (B,) int64, or (B, K) float32 shares of the classes; None for unlabelled data
     valid: Tensor | None  # (B, T) bool, False where a token is padding; None means all tokens are real
     bad: tuple[BadSample, ...]  # samples that had to be replaced, each once
     rows: slice  # which rows of the global batch (or of the whole pass) these are
@@ -291,8 +291,14 @@ def moments_tensors(mean: Tensor | Sequence[float], std: Tensor | Sequence[float
 
 
 def stack_labels(samples: list[Sample]) -> Tensor | None:
-    labels = [sample.label for sample in samples if sample.label is not None]
-    return torch.tensor(labels, dtype=torch.int64) if len(labels) == len(samples) else None
+    """(B,) classes, or (B, K) shares where any sample has several; None if a sample has no label."""
+    labels = [sample.label for sample in samples]
+    if any(label is None for label in labels):
+        return None
+    shares = next((label for label in labels if isinstance(label, Tensor)), None)
+    if shares is None:
+        return torch.tensor(labels, dtype=torch.int64)
+    return torch.stack([y if isinstance(y, Tensor) else class_shares([int(y or 0)], len(shares)) for y in labels])
 
 
 def stack_valid(samples: list[Sample]) -> Tensor | None:

@@ -1,31 +1,43 @@
-"""What the rest of bridle sees of any data set: an indexed source of samples, and its splits.
+"""What the rest of bridle sees of any data set: an indexed source of samples, its splits, and readers of single files.
 
 A source knows how to load sample i, with or without augmentation, and nothing about batches, order or ranks.
-Shapes: one sample is (C, *input), float32, not yet normalised.
+Shapes: one sample is (C, *input), float32, not yet normalised; K classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from bridle.errors import DataError
+
+Labels = Sequence[int | tuple[int, ...]]  # of each sample one label, or any number of them
 
 
 class Sample(NamedTuple):
     """One loaded sample."""
 
     x: Tensor  # (C, *input) float32, before normalisation
-    label: int | None = None
+    label: int | Tensor | None = (
+        None  # a class, or the share (K,) float32 of every class: several labels, mixed samples
+    )
     valid: Tensor | None = None  # (T,) bool; False where a token is padding; None means all tokens are real
 
 
 class Source(Protocol):
     """An indexed collection of samples. `load` raises DataError for a sample that cannot be used."""
 
-    classes: Sequence[str] | None  # names of the labels, or None for unlabelled data
-    labels: Sequence[int] | None  # label of each sample, or None
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Names of the labels, or None for unlabelled data."""
+        ...
+
+    @property
+    def labels(self) -> Labels | None: ...
 
     def __len__(self) -> int: ...
 
@@ -38,8 +50,72 @@ class Source(Protocol):
         ...
 
 
+@runtime_checkable
+class Viewed(Protocol):
+    """A source whose items are larger than the model's input: evaluation looks at `views` parts of each item."""
+
+    @property
+    def views(self) -> int: ...
+
+    def load_view(self, index: int, view: int) -> Sample:
+        """Part `view` of `views` of sample `index`, un-augmented, spread evenly over the item."""
+        ...
+
+
 class Splits(NamedTuple):
     """A data set: `train` for pretraining and probes; `test` only for final scores (None: probes split train)."""
 
     train: Source
     test: Source | None
+    folds: Sequence[int] | None = None  # fold of every train sample, for cross-validation
+    notes: tuple[str, ...] = ()  # what a user should hear about how the data was read
+
+
+class Window(NamedTuple):
+    """A model-sized part of a file of any length."""
+
+    x: Tensor  # (C, *input) float32, before normalisation
+    valid: Tensor | None  # (T,) bool, False where a token is padding
+    start: int  # frames (steps of the first axis) that lie before this window
+
+
+class Reader(Protocol):
+    """Reads single files as windows that follow one another without overlap, in constant memory."""
+
+    extensions: tuple[str, ...]
+    frame_seconds: float | None  # time between two frames; None where the first axis is not time
+
+    def windows(self, path: Path) -> Iterator[Window]:
+        """All windows of a file, the last one padded; DataError if it cannot be read."""
+        ...
+
+
+class Views:
+    """Every view of every sample of a source, as samples of their own: sample i, view v is number i·views + v."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.views = source.views if isinstance(source, Viewed) else 1
+        self.classes = source.classes
+        labels = source.labels
+        self.labels: Labels | None = None if labels is None else [y for y in labels for _ in range(self.views)]
+
+    def __len__(self) -> int:
+        return len(self.source) * self.views
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        if generator is not None:
+            raise DataError("views are for evaluation and are not augmented.")
+        if isinstance(self.source, Viewed):
+            return self.source.load_view(*divmod(index, self.views))
+        return self.source.load(index, None)
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(index // self.views)
+
+
+def class_shares(labels: Sequence[int], classes: int) -> Tensor:
+    """(K,) float32 with 1 at each label."""
+    shares = torch.zeros(classes)
+    shares[list(labels)] = 1.0
+    return shares

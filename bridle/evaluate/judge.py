@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from bridle.config import Config
 from bridle.data.build import is_labelled
 from bridle.data.loader import Batch, Loader, sequential
-from bridle.data.sources import Sample, Source, Splits
+from bridle.data.sources import Labels, Sample, Source, Splits
 from bridle.errors import DataError
 from bridle.evaluate.codebooks import codebook_health, verdicts
 from bridle.evaluate.transfer import (
@@ -42,7 +42,7 @@ class Some:
         self.source = source
         self.kept = [i * count // limit for i in range(limit)] if limit < count else list(range(count))
         self.classes = source.classes
-        self.labels: Sequence[int] | None = None if source.labels is None else [source.labels[i] for i in self.kept]
+        self.labels: Labels | None = None if source.labels is None else [source.labels[i] for i in self.kept]
 
     def __len__(self) -> int:
         return len(self.kept)

@@ -20,7 +20,7 @@ from bridle.train.log import Callback, MetricsFile, ProgressLine, read_rows
 from bridle.train.runtime import Machine, StopRequest, environment
 
 # Keys that may differ between the command that began a run and the one that continues it.
-FREE_KEYS = ("summary", "runtime.", "data.workers", "data.root", "probe.")
+FREE_KEYS = ("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views", "probe.", "finetune.")
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Run:
             mean=data.mean,
             std=data.std,
             workers=data.workers,
-            augment=data.augment,
+            augment=self.config.augment.enabled,
             pin_memory=self.machine.device.type == "cuda",
         )
 
