@@ -4,6 +4,7 @@
     run = bridle.pretrain("image", dataset=my_dataset, out="runs/mine", size="tiny")
     model = bridle.load("runs/mine")
     codes, z = model.tokenize(x), model.encode(x)
+    found = model.tokenize_file("dog.wav")
 
 Names are imported when first used, so that `import bridle` and the command line start without loading torch.
 """
@@ -14,15 +15,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.api import Finished, pretrain
+    from bridle.export.codes import read_codes, read_features
+    from bridle.export.files import FileCodes, FileFeatures
     from bridle.export.model import Model, load
 
-__all__ = ["Finished", "Model", "__version__", "load", "pretrain"]
+__all__ = [
+    "FileCodes",
+    "FileFeatures",
+    "Finished",
+    "Model",
+    "__version__",
+    "load",
+    "pretrain",
+    "read_codes",
+    "read_features",
+]
 
 _HOME = {
     "pretrain": "bridle.api",
     "Finished": "bridle.api",
     "load": "bridle.export.model",
     "Model": "bridle.export.model",
+    "FileCodes": "bridle.export.files",
+    "FileFeatures": "bridle.export.files",
+    "read_codes": "bridle.export.codes",
+    "read_features": "bridle.export.codes",
 }
 
 

@@ -19,7 +19,8 @@ from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.judge import Judge
 from bridle.export.model import Model, load
-from bridle.models.build import build_nets
+from bridle.models.build import build_encoder, build_nets
+from bridle.models.foreign import load_vit
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import Turn, finished_phases, has_trained_tokenizer, interleave
 from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
@@ -79,7 +80,11 @@ def pretrain(
         raise UsageError("the data set is empty.")
     machine = Machine(config.runtime)
     progress = ProgressLine()
+    for note in splits.notes:
+        progress.note(note)
     config = _complete(config, folder, lambda: splits.train, progress)
+    if config.encoder.weights is not None and not (folder / "config.yaml").exists():
+        load_vit(build_encoder(config), config.encoder.weights)  # weights that do not fit must not leave a run behind
     prepare_folder(folder, config)
     with locked(folder), StopRequest().listening() as stop:
         record_settings(folder, config, command=command)
@@ -177,11 +182,16 @@ def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[An
 
 
 def _with_root(config: Config) -> Config:
-    """The config with an absolute data path, so that it means the same from any folder."""
-    if config.data.root is None:
-        return config
-    root = str(Path(config.data.root).expanduser().absolute())
-    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+    """The config with absolute paths, so that it means the same from any folder."""
+    paths = {
+        key: str(Path(value).expanduser().absolute())
+        for key in ("root", "manifest")
+        if (value := getattr(config.data, key)) is not None
+    }
+    encoder = config.encoder
+    if encoder.weights is not None:
+        encoder = encoder.model_copy(update={"weights": str(Path(encoder.weights).expanduser().absolute())})
+    return config.model_copy(update={"data": config.data.model_copy(update=paths), "encoder": encoder})
 
 
 def _complete(config: Config, folder: Path, train: Callable[[], Source], progress: ProgressLine) -> Config:

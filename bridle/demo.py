@@ -6,18 +6,14 @@ cores fully, and shows what a user would type.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from rich.console import Console
 
 from bridle.config import load_config
-from bridle.errors import BridleError, Interrupted
+from bridle.processes import run_beside
 from bridle.report.page import read_run, write_report
 from bridle.report.terminal import results_table
 
@@ -41,7 +37,10 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
         console.rule(modality, align="left")
         folders = {method: out / f"{modality}-{method}" for method in ("vq", "rq")}
         arguments = demo_arguments(modality, seed=seed)
-        run_beside({method: [*arguments[method], "--out", str(folder)] for method, folder in folders.items()}, console)
+        commands = {
+            method.upper(): ["pretrain", *arguments[method], "--out", str(folder)] for method, folder in folders.items()
+        }
+        run_beside(commands, jobs=2, console=console)
         runs += folders.values()
     summaries = [read_run(run) for run in runs]
     table = results_table(summaries)
@@ -57,44 +56,3 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
     console.print(f"wrote {page}  (open it in a browser)", soft_wrap=True, markup=False)
     console.print("Next:  bridle recipes  ·  bridle pretrain image data.root=FOLDER --out runs/mine")
     return page
-
-
-def run_beside(commands: dict[str, list[str]], console: Console) -> None:
-    """Run `bridle pretrain` with each list of arguments, all at once, and show what they say line by line."""
-    processes = {}
-    for name, arguments in commands.items():
-        console.print(f"$ bridle pretrain {' '.join(arguments)}", soft_wrap=True, markup=False)
-        command = [sys.executable, "-m", "bridle", "pretrain", *arguments]
-        processes[name] = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-    said: dict[str, list[str]] = {name: [] for name in commands}
-    readers = [
-        threading.Thread(target=relay, args=(process.stderr, name, said[name], console), daemon=True)
-        for name, process in processes.items()
-    ]
-    for reader in readers:
-        reader.start()
-    try:
-        codes = {name: process.wait() for name, process in processes.items()}
-    except KeyboardInterrupt:  # a terminal's Ctrl-C reaches the runs as well: they save and leave
-        codes = {name: process.wait() for name, process in processes.items()}
-    finally:
-        for process in processes.values():
-            process.terminate()
-    for reader in readers:
-        reader.join()
-    for name, code in codes.items():
-        if code in (130, 143):
-            raise Interrupted("the demo was stopped; run the same command again to continue.", exit_code=code)
-        if code:
-            error = BridleError(f"{name}: {said[name][-1] if said[name] else f'exit code {code}'}")
-            error.exit_code = code if code > 0 else 1
-            raise error
-
-
-def relay(stream: IO[str] | None, name: str, kept: list[str], console: Console) -> None:
-    """Print each line under the run's name, and keep it."""
-    for line in stream or ():
-        kept.append(line.rstrip())
-        console.print(f"{name.upper()}  {line.rstrip()}", soft_wrap=True, markup=False)

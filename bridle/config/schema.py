@@ -7,7 +7,7 @@ devices), learning rates are absolute peaks.
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -296,7 +296,18 @@ class FinetuneConfig(PhaseConfig):
     weight_ema: Share = 0.0  # decay of a running mean of the weights that is scored instead; 0 is off
     sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
     items: Positive | None = None  # at most so many train and test items; None uses all
+    from_scratch: bool = False  # start from the untrained encoder: the baseline of what pretraining gives
     augment: AugmentConfig = AugmentConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_defaults(cls, values: Any) -> Any:
+        """A length given in steps replaces the default one in epochs."""
+        if isinstance(values, dict):
+            for steps, epochs in (("steps", "epochs"), ("warmup_steps", "warmup_epochs")):
+                if values.get(steps) is not None and epochs not in values:
+                    values = {**values, epochs: None}
+        return values
 
 
 class Config(Section):
@@ -334,7 +345,9 @@ class Config(Section):
             raise ValueError(str(error)) from error
         self._check_trunks()
         self._check_grid(geometry)
-        self._check_mask(geometry)
+        self._check_mask(geometry, self.mask, "mask")
+        if self.finetune.mask is not None:
+            self._check_mask(geometry, self.finetune.mask, "finetune.mask")
         for key in ("mean", "std"):
             values = getattr(self.data, key)
             if values is not None and len(values) not in (1, geometry.channels):
@@ -369,32 +382,32 @@ class Config(Section):
             if pooled.pool == "class" and not self.encoder.class_token:
                 raise ValueError(f"{name}.pool: 'class' needs encoder.class_token=true; use 'mean'")
 
-    def _check_mask(self, geometry: Geometry) -> None:
-        ratio, grid = self.mask.ratio, geometry.grid
+    def _check_mask(self, geometry: Geometry, mask: MaskConfig, name: str) -> None:
+        ratio, grid = mask.ratio, geometry.grid
         if geometry.tokens < 2:
             raise ValueError(
                 f"geometry.patch: {list(geometry.patch)} makes a single token of input {list(geometry.input)}, "
                 "so a mask leaves nothing to see or nothing to predict; use a smaller patch"
             )
         if not isinstance(ratio, tuple):
-            ratio = (ratio,) * (geometry.rank if self.mask.kind == "axes" else 1)
-        elif self.mask.kind != "axes" or len(ratio) != geometry.rank:
+            ratio = (ratio,) * (geometry.rank if mask.kind == "axes" else 1)
+        elif mask.kind != "axes" or len(ratio) != geometry.rank:
             raise ValueError(
-                f"mask.ratio: a list needs mask.kind 'axes' and one ratio for each of {geometry.rank} axes"
+                f"{name}.ratio: a list needs {name}.kind 'axes' and one ratio for each of {geometry.rank} axes"
             )
-        if self.mask.kind == "tube" and geometry.rank < 2:
-            raise ValueError("mask.kind: 'tube' needs a time axis and at least one more; use 'random'")
-        counted = {"random": [geometry.tokens], "tube": [prod(grid[1:])], "axes": list(grid)}[self.mask.kind]
+        if mask.kind == "tube" and geometry.rank < 2:
+            raise ValueError(f"{name}.kind: 'tube' needs a time axis and at least one more; use 'random'")
+        counted = {"random": [geometry.tokens], "tube": [prod(grid[1:])], "axes": list(grid)}[mask.kind]
         shown = [max(1, round((1 - r) * n)) for r, n in zip(ratio, counted, strict=True)]
-        if shown == counted:
+        if shown == counted and name == "mask":
             raise ValueError(
-                f"mask.ratio: {self.mask.ratio} of {counted} positions hides nothing, so there is nothing to predict; "
+                f"{name}.ratio: {mask.ratio} of {counted} positions hides nothing, so there is nothing to predict; "
                 "use a larger ratio or a smaller patch"
             )
         # Less than half a position would be shown: one is shown anyway, but the ratio asked for cannot be met.
         if any((1 - r) * n < 0.5 for r, n in zip(ratio, counted, strict=True)):
             raise ValueError(
-                f"mask.ratio: {self.mask.ratio} of {counted} positions leaves nothing visible; "
+                f"{name}.ratio: {mask.ratio} of {counted} positions leaves nothing visible; "
                 "use a smaller ratio or a smaller patch"
             )
 

@@ -11,23 +11,29 @@ Listings are recursive, sorted and deterministic; hidden files and folders are l
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, overload
 
-import numpy as np
-
+from bridle.data.sources import Labels
 from bridle.errors import DataError, UsageError, quoted
 
 
 class PathList(Sequence[Path]):
     """Paths below one root, packed into one buffer: a million Path objects would be copied into every worker."""
 
-    def __init__(self, root: Path, names: Sequence[str]) -> None:
+    def __init__(self, root: Path, names: Iterable[str] = ()) -> None:
         self.root = root
-        encoded = [os.fsencode(name) for name in names]
-        self.ends = np.cumsum([0, *(len(name) for name in encoded)])
-        self.buffer = b"".join(encoded)
+        self.ends = array("q", [0])
+        self.buffer = bytearray()
+        for name in names:
+            self.append(name)
+
+    def append(self, name: str) -> None:
+        """Add a path relative to the root, or an absolute one."""
+        self.buffer += os.fsencode(name)
+        self.ends.append(len(self.buffer))
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -42,14 +48,15 @@ class PathList(Sequence[Path]):
         if not -len(self) <= at < len(self):
             raise IndexError(f"path {at} of {len(self)}")
         at %= len(self)
-        return self.root / os.fsdecode(self.buffer[self.ends[at] : self.ends[at + 1]])
+        return self.root / os.fsdecode(bytes(self.buffer[self.ends[at] : self.ends[at + 1]]))
 
 
 class Listing(NamedTuple):
     """The files of one split."""
 
     paths: PathList
-    labels: Sequence[int] | None  # position in the classes, None where unlabelled
+    labels: Labels | None  # positions in the classes, None where unlabelled
+    spans: Sequence[tuple[float, float | None]] | None = None  # start and end in seconds; None: whole files
 
 
 class FolderSplits(NamedTuple):
@@ -74,11 +81,7 @@ class Found(NamedTuple):
 
 def find_splits(root: str | os.PathLike[str], *, extensions: Sequence[str]) -> FolderSplits:
     """List the files with one of `extensions` (such as ".png") below `root` as train and test."""
-    root = Path(root)
-    if not root.exists():
-        raise UsageError(f"data.root {quoted(root)} does not exist; set data.root to the folder that holds the data.")
-    if not root.is_dir():
-        raise UsageError(f"data.root {quoted(root)} is a file; set data.root to the folder that holds it.")
+    root = existing_folder(root)
     held_out = next((name for name in ("test", "val") if (root / name).is_dir()), None)
     if not (root / "train").is_dir():
         if held_out is not None:
@@ -86,6 +89,16 @@ def find_splits(root: str | os.PathLike[str], *, extensions: Sequence[str]) -> F
         return split(find_files(root, extensions), None)
     train = find_files(root / "train", extensions)
     return split(train, None if held_out is None else find_files(root / held_out, extensions))
+
+
+def existing_folder(root: str | os.PathLike[str]) -> Path:
+    """`root` as a path, or a UsageError if it is not a folder."""
+    root = Path(root)
+    if not root.exists():
+        raise UsageError(f"data.root {quoted(root)} does not exist; set data.root to the folder that holds the data.")
+    if not root.is_dir():
+        raise UsageError(f"data.root {quoted(root)} is a file; set data.root to the folder that holds it.")
+    return root
 
 
 def split(train: Found, test: Found | None) -> FolderSplits:

@@ -9,11 +9,13 @@ Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from bridle.data.order import Order
@@ -63,11 +65,25 @@ class Moments(NamedTuple):
     constant: tuple[int, ...] = ()  # channels that never change; their std is given as 1
 
 
+class SampleOrder(Protocol):
+    """Which sample comes at which stream position; a pure function that workers hold a copy of."""
+
+    def at(self, positions: ArrayLike) -> NDArray[np.int64]: ...
+
+
 class Maker:
     """Turns draws into batches; a pure function that workers hold a copy of."""
 
     def __init__(
-        self, *, source: Source, seed: int, phase: str, mean: Tensor, std: Tensor, order: Order | None, strict: bool
+        self,
+        *,
+        source: Source,
+        seed: int,
+        phase: str,
+        mean: Tensor,
+        std: Tensor,
+        order: SampleOrder | None,
+        strict: bool,
     ) -> None:
         self.source, self.seed, self.phase = source, seed, phase
         self.mean, self.std = mean, std
@@ -132,6 +148,7 @@ class Loader:
         world_size: int = 1,
         micro_batch: int | None = None,
         pin_memory: bool = False,
+        order: SampleOrder | None = None,  # None: every sample once an epoch
     ) -> None:
         if batch < 1 or batch % world_size:
             raise UsageError(
@@ -150,7 +167,7 @@ class Loader:
             phase=phase,
             mean=mean,
             std=std,
-            order=Order(size=len(source), seed=seed, phase=phase),
+            order=order or Order(size=len(source), seed=seed, phase=phase),
             strict=False,
         )
 
@@ -199,7 +216,14 @@ def sequential(
     yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
 
 
-def measure(source: Source, *, limit: int = 2048, seed: int = 0, workers: int = 0) -> Moments:
+def measure(
+    source: Source,
+    *,
+    limit: int = 2048,
+    seed: int = 0,
+    workers: int = 0,
+    tell: Callable[[int, int], None] | None = None,  # hears of samples done, samples in all
+) -> Moments:
     """Mean and standard deviation per channel over up to `limit` samples spread over the source; bad ones are skipped.
 
     Streaming in float64: with n values seen and n' new ones, δ = mean' − mean,
@@ -208,7 +232,9 @@ def measure(source: Source, *, limit: int = 2048, seed: int = 0, workers: int = 
     chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
     count, n, reason = 0, 0, ""
     mean = squares = torch.zeros((), dtype=torch.float64)
-    for found in in_order(partial(spread, source), chosen, workers=workers):
+    for done, found in enumerate(in_order(partial(spread, source), chosen, workers=workers), start=1):
+        if tell is not None:
+            tell(done, len(chosen))
         if isinstance(found, DataError):
             reason = str(found)
             continue

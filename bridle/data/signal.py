@@ -3,21 +3,23 @@
 Shapes: a file holds (C, length), or (length,) for one channel; one sample is (C, L), L the geometry's input size.
 
 Pretraining cuts L frames out at a random place, evaluation at the centre. A shorter file is continued with its last
-values, and `valid` (T,) is False for patches of which less than half is real.
+values, and `valid` (T,) is False for patches of which less than half is real. `SignalReader` covers a file of any
+length with windows.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bridle.data.folders import find_splits, printable
-from bridle.data.sources import Sample, Splits
+from bridle.data.sources import Labels, Sample, Splits, Window, label_of
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -31,7 +33,7 @@ class SignalFolder:
         self,
         *,
         paths: Sequence[Path],
-        labels: Sequence[int] | None,
+        labels: Labels | None,
         classes: Sequence[str] | None,
         geometry: Geometry,
     ) -> None:
@@ -48,26 +50,68 @@ class SignalFolder:
         signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
         spare = max(signal.shape[1] - wanted, 0)
         start = spare // 2 if generator is None else int(torch.randint(spare + 1, (), generator=generator))
-        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
-            x = torch.from_numpy(np.array(signal[:, start : start + wanted], dtype=np.float32))  # reads only this part
-        if not torch.isfinite(x).all():
-            raise DataError(f"{quoted(path)} holds numbers that are not finite (NaN or infinity) as float32.")
-        label = None if self.labels is None else self.labels[index]
-        return Sample(x, label) if x.shape[1] == wanted else self._padded(x, label, path)
-
-    def _padded(self, x: torch.Tensor, label: int | None, path: Path) -> Sample:
-        """x (C, n) with n < L, continued with its last values to (C, L)."""
-        n, wanted, patch = x.shape[1], self.geometry.input[0], self.geometry.patch[0]
-        real = (n - torch.arange(0, wanted, patch)).clamp(0, patch)  # (T,) real frames in each patch
-        valid = 2 * real >= patch
+        x = read_frames(signal, start=start, count=wanted, path=path)
+        label = label_of(self.labels, index, self.classes)
+        if x.shape[1] == wanted:
+            return Sample(x, label)
+        padded, valid = continued(x, geometry=self.geometry)
         if not valid.any():
-            raise DataError(
-                f"{quoted(path)} holds {n} frames, less than half a patch of {patch}; it is too short to be used."
-            )
-        return Sample(torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), label, valid)
+            raise too_short(path, frames=x.shape[1], geometry=self.geometry)
+        return Sample(padded, label, valid)
 
     def describe(self, index: int) -> str:
         return printable(self.paths[index])
+
+
+class SignalReader:
+    """`.npy` files of any length as windows (C, L) that follow one another; the last one is continued and marked."""
+
+    extensions = EXTENSIONS
+    frame_seconds = None
+    timed = False  # a .npy file does not tell its rate
+
+    def __init__(self, *, geometry: Geometry) -> None:
+        if geometry.rank != 1:
+            raise ConfigError(f"geometry.input {list(geometry.input)} is not a length; signals need one size.")
+        self.geometry = geometry
+
+    def windows(self, path: Path) -> Iterator[Window]:
+        """All windows of a file, read one at a time; an end that fills less than half a patch is left out."""
+        signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
+        wanted, length = self.geometry.input[0], signal.shape[1]
+        for start in range(0, length, wanted):
+            x = read_frames(signal, start=start, count=wanted, path=path)
+            if x.shape[1] == wanted:
+                yield Window(x, None, start)
+                continue
+            padded, valid = continued(x, geometry=self.geometry)
+            if valid.any():
+                yield Window(padded, valid, start)
+            elif start == 0:
+                raise too_short(path, frames=length, geometry=self.geometry)
+
+
+def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Path) -> Tensor:
+    """Up to `count` frames of a mapped signal as (C, n) float32; reads only this part of the file."""
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
+        x = torch.from_numpy(np.array(signal[:, start : start + count], dtype=np.float32))
+    if not torch.isfinite(x).all():
+        raise DataError(f"{quoted(path)} holds numbers that are not finite (NaN or infinity) as float32.")
+    return x
+
+
+def continued(x: Tensor, *, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """x (C, n) with n < L, continued with its last values to (C, L), and valid (T,)."""
+    n, wanted, patch = x.shape[1], geometry.input[0], geometry.patch[0]
+    real = (n - torch.arange(0, wanted, patch)).clamp(0, patch)  # (T,) real frames in each patch
+    return torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), 2 * real >= patch
+
+
+def too_short(path: Path, *, frames: int, geometry: Geometry) -> DataError:
+    return DataError(
+        f"{quoted(path)} holds {frames} frames, less than half a patch of {geometry.patch[0]}; "
+        "it is too short to be used."
+    )
 
 
 def open_signals(root: str | os.PathLike[str], *, geometry: Geometry) -> Splits:

@@ -77,13 +77,24 @@ class Window(NamedTuple):
     x: Tensor  # (C, *input) float32, before normalisation
     valid: Tensor | None  # (T,) bool, False where a token is padding
     start: int  # frames (steps of the first axis) that lie before this window
+    seconds: tuple[float, ...] | None = None  # times of its real frames, where only the file itself can tell
 
 
 class Reader(Protocol):
     """Reads single files as windows that follow one another without overlap, in constant memory."""
 
-    extensions: tuple[str, ...]
-    frame_seconds: float | None  # time between two frames; None where the first axis is not time
+    @property
+    def extensions(self) -> tuple[str, ...]: ...
+
+    @property
+    def frame_seconds(self) -> float | None:
+        """Time between two frames; None where they are not moments, or every file has its own."""
+        ...
+
+    @property
+    def timed(self) -> bool:
+        """Is the first axis time?"""
+        ...
 
     def windows(self, path: Path) -> Iterator[Window]:
         """All windows of a file, the last one padded; DataError if it cannot be read."""
@@ -119,3 +130,9 @@ def class_shares(labels: Sequence[int], classes: int) -> Tensor:
     shares = torch.zeros(classes)
     shares[list(labels)] = 1.0
     return shares
+
+
+def label_of(labels: Labels | None, index: int, classes: Sequence[str] | None) -> int | Tensor | None:
+    """What a sample carries for row `index` of `labels`: its class, or the shares (K,) where there may be several."""
+    label = None if labels is None else labels[index]
+    return class_shares(label, len(classes or ())) if isinstance(label, tuple) else label

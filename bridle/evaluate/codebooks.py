@@ -2,27 +2,49 @@
 
 Shapes: B batch, T tokens (positions), M stages, K_m codes, Dq code width. The quantities and their formulas are those
 of `bridle.quantize.usage`; here they become one record per stage and a verdict in plain words.
+
+MI(code; label) is the Miller–Madow corrected information minus the same figure with every sample given the label of its
+neighbour in the batch: tokens of one sample resemble each other, so even foreign labels would seem to tell something.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from bridle.errors import DataError
-from bridle.models.tokenizer import Tokenizer
-from bridle.quantize.usage import UsageCounter, effective_usage, perplexity, top_share, usage_entropy, usage_rate
+from bridle.geometry import Geometry
+from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer
+from bridle.nn.patch import patchify
+from bridle.quantize.usage import (
+    COLLAPSED_USAGE,
+    DOMINANT_SHARE,
+    DistinctCounter,
+    UsageCounter,
+    effective_usage,
+    is_dominant,
+    perplexity,
+    top_share,
+    usage_entropy,
+    usage_rate,
+)
 
-# Where a verdict changes. A uniform book has CUR 1 and ECU 1.
-COLLAPSED_USAGE = 0.5  # CUR below
+# Where a verdict changes. A uniform book has CUR 1 and ECU 1. The thresholds of live warnings are in `quantize.usage`.
 COLLAPSED_EFFECTIVE = 0.4  # ECU below
-DOMINANT_SHARE = 0.3  # of all tokens in one code
 DEAD_SHARE = 0.1  # of all codes never used
 POSITION_SHARE = 0.5  # of the codes' entropy told by the position alone
+STEADY_SHARE = 0.8  # of first-stage codes that ought to survive the smallest change of the input
 TOKENS_PER_CODE = 4  # with fewer tokens even a perfect codebook looks unused
+FLAT = 1e-3  # a patch whose values differ by less, in units of the data's standard deviation, shows nothing
+TOP = 5  # most used codes that are named
+
+# Small changes of a normalised input under which a code should mostly stay: name -> standard deviation of added noise.
+NOISES = {"noise 1 %": 0.01, "noise 5 %": 0.05}
+SHIFT = "shift by 1"  # the last axis rolled by one step
 
 
 class CodeBatch(NamedTuple):
@@ -31,6 +53,8 @@ class CodeBatch(NamedTuple):
     codes: Tensor  # (B, T, M)
     valid: Tensor | None = None  # (B, T) bool; False where a token is padding
     energy: Tensor | None = None  # (M,) residual energy after each stage as a share of the first stage's input
+    flat: Tensor | None = None  # (B, T) bool; True where nothing varies inside the patch
+    label: Tensor | None = None  # (B,) class of each sample
 
 
 class StageHealth(NamedTuple):
@@ -47,6 +71,14 @@ class StageHealth(NamedTuple):
     energy: float | None  # what is left of the latents after this stage; None if it was not measured
     position_information: float | None  # MI(code; position), nats; None with too few tokens to trust it
     norms: list[float]  # lengths of the code vectors
+    label_information: float | None  # MI(code; label), nats; None without labels or with too few tokens
+    dead: int  # codes that never occurred
+    top_codes: list[int]  # the most used, most used first
+    top_shares: list[float]  # of all tokens, for each of them
+    top_flat: float | None  # share of the top code's patches in which nothing varies; None if it was not measured
+    tuples: int  # distinct tuples of the codes up to this stage
+    tuples_exact: bool  # False: estimated from a sketch
+    agreement: dict[str, float] | None = None  # share of codes that stay, for each small change of the input
 
 
 class Verdict(NamedTuple):
@@ -64,61 +96,158 @@ class InputBatch(Protocol):
     def x(self) -> Tensor: ...
     @property
     def valid(self) -> Tensor | None: ...
+    @property
+    def label(self) -> Tensor | None: ...
 
 
-def codebook_health(tokenizer: Tokenizer, batches: Iterable[InputBatch]) -> list[StageHealth]:
-    """Tokenize all batches (B, C, *input) in eval mode and judge every stage; the tokenizer is left as it was."""
+def codebook_health(
+    tokenizer: Tokenizer, batches: Iterable[InputBatch], *, classes: int | None = None
+) -> list[StageHealth]:
+    """Tokenize all batches (B, C, *input) in eval mode and judge every stage; the tokenizer is left as it was.
+
+    With `classes`, the number of labels, it is also measured what a code tells of its sample's label.
+    """
+    quantizer = tokenizer.quantizer
+    with evaluating(tokenizer):
+        found = _tokenized(tokenizer, batches)
+        return health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes)
+
+
+@contextmanager
+def evaluating(tokenizer: Tokenizer) -> Iterator[None]:
+    """Eval mode inside the block, and every part's own mode again after it."""
     modes = [(part, part.training) for part in tokenizer.modules()]
     tokenizer.eval()
     try:
-        quantizer = tokenizer.quantizer
-        return health_of_codes(_tokenized(tokenizer, batches), quantizer.codes, quantizer.code_vectors())
+        yield
     finally:
         for part, mode in modes:
             part.training = mode
 
 
+def geometry_of(tokenizer: Tokenizer) -> Geometry:
+    """The inputs a tokenizer takes."""
+    return tokenizer.geometry if isinstance(tokenizer, ColdStartTokenizer) else tokenizer.encoder.geometry
+
+
 def _tokenized(tokenizer: Tokenizer, batches: Iterable[InputBatch]) -> Iterator[CodeBatch]:
+    patch = geometry_of(tokenizer).patch
     for batch in batches:
         with torch.no_grad():
             found = tokenizer.quantizer(tokenizer.encode(batch.x, valid=batch.valid), valid=batch.valid)
-        yield CodeBatch(found.codes, batch.valid, found.energy[1:])
+        low, high = patchify(batch.x, patch).aminmax(dim=-1)  # (B, T, F) -> (B, T)
+        label = batch.label if batch.label is not None and batch.label.dim() == 1 else None
+        yield CodeBatch(found.codes, batch.valid, found.energy[1:], high - low < FLAT, label)
+
+
+@torch.no_grad()
+def code_agreement(
+    tokenizer: Tokenizer, batches: Iterable[InputBatch], *, generator: torch.Generator
+) -> list[dict[str, float]]:
+    """For each stage, the share of real tokens that keep their code under each small change of the input."""
+    names = [*NOISES, SHIFT]
+    kept, tokens = torch.zeros(len(names), tokenizer.quantizer.codebooks, dtype=torch.float64), 0
+    with evaluating(tokenizer):
+        for batch in batches:
+            codes = tokenizer.tokenize(batch.x, valid=batch.valid)  # (B, T, M)
+            real = torch.ones(codes.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid.cpu()
+            tokens += int(real.sum())
+            noise = torch.randn(batch.x.shape, generator=generator).to(batch.x)
+            changed = [batch.x + size * noise for size in NOISES.values()] + [batch.x.roll(1, dims=-1)]
+            for row, x in enumerate(changed):
+                same = tokenizer.tokenize(x, valid=batch.valid) == codes
+                kept[row] += same.cpu()[real].sum(0)
+    if tokens == 0:
+        raise DataError("there are no tokens to judge the codebooks by; expected at least one batch.")
+    shares = (kept / tokens).T.tolist()  # M lists, one number per change
+    return [dict(zip(names, stage, strict=True)) for stage in shares]
+
+
+class CodeTally:
+    """Counts of codes, batch by batch, in constant memory."""
+
+    def __init__(self, sizes: Sequence[int], *, positions: int, classes: int | None = None) -> None:
+        self.sizes = tuple(sizes)
+        self.usage = UsageCounter(sizes, positions=positions)
+        self.labels, self.foreign = (UsageCounter(sizes, positions=classes) for _ in range(2))
+        self.labelled = classes is not None
+        self.flat = [torch.zeros(K, dtype=torch.int64) for K in self.sizes]  # tokens that show nothing, by code
+        self.flatness_known = True
+        self.tuples = [DistinctCounter() for _ in self.sizes]  # of the codes up to each stage
+        self.energy, self.weight = torch.zeros(len(self.sizes), dtype=torch.float64), 0
+
+    def add(self, batch: CodeBatch) -> None:
+        self.usage.update(batch.codes, valid=batch.valid)
+        every = torch.ones(batch.codes.shape[:2], dtype=torch.bool, device=batch.codes.device)
+        real = every if batch.valid is None else batch.valid
+        if batch.energy is not None:
+            tokens = int(real.sum())
+            self.energy += tokens * batch.energy.double().cpu()
+            self.weight += tokens
+        self.flatness_known = self.flatness_known and batch.flat is not None
+        codes = batch.codes[real].cpu()  # (S, M)
+        for m, K in enumerate(self.sizes):
+            self.tuples[m].update(codes[:, : m + 1])
+            if batch.flat is not None:
+                self.flat[m] += torch.bincount(codes[batch.flat[real].cpu(), m], minlength=K)
+        self.labelled = self.labelled and batch.label is not None
+        if self.labelled and batch.label is not None:
+            for counter, label in ((self.labels, batch.label), (self.foreign, batch.label.roll(1))):
+                counter.update(batch.codes, valid=batch.valid, positions=label[:, None].expand(every.shape))
+
+    def stages(self, codebooks: Sequence[Tensor] | None) -> list[StageHealth]:
+        """One record per stage; `codebooks` are M tensors (K_m, Dq)."""
+        information = self.usage.information()
+        labels: list[float | None] = self._label_information() if self.labelled else [None for _ in self.sizes]
+        found = []
+        for m, counts in enumerate(self.usage.counts):
+            order = counts.argsort(descending=True, stable=True)[:TOP]
+            most, distinct = int(order[0]), self.tuples[m].value()
+            found.append(
+                StageHealth(
+                    stage=m + 1,
+                    codes=self.sizes[m],
+                    tokens=self.usage.tokens,
+                    usage_rate=float(usage_rate(counts)),
+                    entropy=float(usage_entropy(counts)),
+                    effective_usage=float(effective_usage(counts)),
+                    perplexity=float(perplexity(counts)),
+                    top_share=float(top_share(counts)),
+                    energy=float(self.energy[m] / self.weight) if self.weight else None,
+                    position_information=information[m].nats if information[m].trusted else None,
+                    norms=[] if codebooks is None else codebooks[m].float().norm(dim=-1).tolist(),
+                    label_information=labels[m],
+                    dead=int((counts == 0).sum()),
+                    top_codes=order.tolist(),
+                    top_shares=(counts[order].double() / counts.sum()).tolist(),
+                    top_flat=int(self.flat[m][most]) / int(counts[most]) if self.flatness_known else None,
+                    tuples=distinct.number,
+                    tuples_exact=distinct.exact,
+                )
+            )
+        return found
+
+    def _label_information(self) -> list[float | None]:
+        pairs = zip(self.labels.information(), self.foreign.information(), strict=True)
+        return [max(0.0, own.nats - other.nats) if own.trusted else None for own, other in pairs]
 
 
 def health_of_codes(
-    batches: Iterable[CodeBatch], sizes: Sequence[int], codebooks: Sequence[Tensor] | None = None
+    batches: Iterable[CodeBatch],
+    sizes: Sequence[int],
+    codebooks: Sequence[Tensor] | None = None,
+    *,
+    classes: int | None = None,
 ) -> list[StageHealth]:
     """One record per stage from codes in [0, K_m); `codebooks` are M tensors (K_m, Dq)."""
-    counter: UsageCounter | None = None
-    energy, weight = torch.zeros(len(sizes), dtype=torch.float64), 0
+    tally: CodeTally | None = None
     for batch in batches:
-        if counter is None:
-            counter = UsageCounter(sizes, positions=batch.codes.shape[1])
-        counter.update(batch.codes, valid=batch.valid)
-        if batch.energy is not None:
-            tokens = batch.codes[..., 0].numel() if batch.valid is None else int(batch.valid.sum())
-            energy += tokens * batch.energy.double().cpu()
-            weight += tokens
-    if counter is None or counter.tokens == 0:
+        if tally is None:
+            tally = CodeTally(sizes, positions=batch.codes.shape[1], classes=classes)
+        tally.add(batch)
+    if tally is None or tally.usage.tokens == 0:
         raise DataError("there are no tokens to judge the codebooks by; expected at least one batch.")
-    stages = []
-    for m, (counts, information) in enumerate(zip(counter.counts, counter.information(), strict=True)):
-        stages.append(
-            StageHealth(
-                stage=m + 1,
-                codes=sizes[m],
-                tokens=counter.tokens,
-                usage_rate=float(usage_rate(counts)),
-                entropy=float(usage_entropy(counts)),
-                effective_usage=float(effective_usage(counts)),
-                perplexity=float(perplexity(counts)),
-                top_share=float(top_share(counts)),
-                energy=float(energy[m] / weight) if weight else None,
-                position_information=information.nats if information.trusted else None,
-                norms=[] if codebooks is None else codebooks[m].float().norm(dim=-1).tolist(),
-            )
-        )
-    return stages
+    return tally.stages(codebooks)
 
 
 def verdicts(stages: Sequence[StageHealth]) -> list[Verdict]:
@@ -144,19 +273,37 @@ def _verdicts_on(stage: StageHealth) -> list[Verdict]:
         found.append(
             Verdict(stage.stage, "warn", f"{dead:,} of {stage.codes:,} codes are never used. Try this: {advice}")
         )
-    if stage.top_share > max(DOMINANT_SHARE, 2 / stage.codes):
-        advice = (
-            "often silence, padding or a flat background: check the data, "
-            "and prefer quantizer.residual=once, which does not blow up small residuals."
-        )
-        found.append(
-            Verdict(stage.stage, "warn", f"one code takes {100 * stage.top_share:.0f} % of all tokens; {advice}")
-        )
+    if is_dominant(stage.top_share, codes=stage.codes):
+        text = f"one code takes {100 * stage.top_share:.0f} % of all tokens; {_about_top(stage)}"
+        found.append(Verdict(stage.stage, "warn", text))
     if _tells_position(stage):
         advice = "codes describe where a patch is, not what it shows; a tokenizer should not see positions."
         share = f"{stage.position_information:.2f} of {stage.entropy:.2f} nats"
         found.append(Verdict(stage.stage, "warn", f"position alone tells {share} of the code: {advice}"))
+    if _is_unsteady(stage) and stage.agreement is not None:
+        name = next(iter(NOISES))
+        text = (
+            f"only {100 * stage.agreement[name]:.0f} % of the codes survive {name} of the data's spread: they describe "
+            "noise. Try this: fewer codes (quantizer.codes), or a longer tokenizer phase (tokenizer_phase.steps)."
+        )
+        found.append(Verdict(stage.stage, "warn", text))
     return found or [Verdict(stage.stage, "ok", f"healthy: {used}.")]
+
+
+def _about_top(stage: StageHealth) -> str:
+    """Where a dominant code comes from, as far as the patches tell, and what to try."""
+    rule = "quantizer.residual=once, which does not blow up small residuals"
+    if stage.top_flat is None or stage.top_flat < DOMINANT_SHARE:
+        return f"often silence, padding or a flat background: check the data, and prefer {rule}."
+    return (
+        f"{100 * stage.top_flat:.0f} % of these are patches in which nothing varies, such as digital silence or an "
+        f"even background: leave out or crop samples that are mostly empty, and prefer {rule}."
+    )
+
+
+def _is_unsteady(stage: StageHealth) -> bool:
+    # Later stages encode what is left over, and that little noise moves it is how residuals are.
+    return stage.stage == 1 and stage.agreement is not None and stage.agreement[next(iter(NOISES))] < STEADY_SHARE
 
 
 def _tells_position(stage: StageHealth) -> bool:

@@ -1,9 +1,14 @@
-"""`bridle probe`: evaluate the encoders of a run, on its own data or another folder, and write probe.json beside it."""
+"""`bridle probe` and `bridle knn`: evaluate the encoders of a run, on its own data or on other, and write JSON beside.
+
+The result files have one form: a header with the protocol, the baselines, and one entry per finished iteration whose
+`probe` holds the scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from bridle.config import Config, differences, read_config
 from bridle.data.build import is_labelled, open_data
@@ -15,46 +20,30 @@ from bridle.train.log import ProgressLine
 from bridle.train.run import Results, results_header
 from bridle.train.runtime import Machine
 
-MAY_CHANGE = ("probe.", "data.root", "data.workers", "runtime.", "seed")
+# Which items are seen, and how much of each.
+DATA_KEYS = ("root", "manifest", "layout", "segments", "test_fold", "views")
+MAY_CHANGE = (
+    *("probe.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb"),
+    *("video.crops", "runtime.", "seed"),
+)
 
 
 def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
     """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew."""
-    stored = folder / "config.yaml"
-    if not stored.is_file():
-        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    trained, config = read_config(stored), read_config(stored, overrides)
-    _require_probe_keys(trained, config)
-    ends = finished_phases(folder)
-    if not ends:
-        raise UsageError(
-            f"{folder}: no finished encoder phase yet; run `bridle pretrain` with the same arguments to go on."
-        )
-    splits = open_data(config)
-    if not is_labelled(splits.train):
-        raise DataError(
-            f"{config.data.root or config.data.source}: a probe needs labels, one folder per class; "
-            "point data.root=… to a labelled folder."
-        )
-    # A probe computes in fp32, whatever the run was trained in.
-    machine, progress = Machine(config.runtime.model_copy(update={"precision": "fp32"})), ProgressLine()
-    results = Results(folder / "probe.json", _header(config))
-    if results.value.get("protocol") != _header(config)["protocol"]:
-        results = Results.anew(folder / "probe.json", _header(config))
-    if _header(config)["protocol"] == _header(trained)["protocol"]:
+    trained, config = _configs(folder, overrides)
+    results = _results(folder / "probe.json", _header(config))
+    if _header(config) == _header(trained):
         take_over(folder / "results.json", results)
-    judge = Judge(config, splits, machine, results, progress, strict=True)
-    for path in ends:
-        loaded = load_checkpoint(path)
-        iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
-        if results.has(iteration):
-            continue
-        progress.note(f"probing {path.name}")
-        nets = restore_nets(trained, loaded)
-        for module in nets.modules().values():
-            module.to(machine.device).eval()
-        results.add({"iteration": iteration, "phase": phase, **judge(nets)})
-    return results.path
+    return _evaluate(folder, trained, config, results, "linear")
+
+
+def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
+    """The same with weighted k-nearest neighbours in place of the linear classifier; codebooks are left out."""
+    trained, config = _configs(folder, overrides)
+    if config.probe.pool == "attentive":
+        raise ConfigError("probe.pool: 'attentive' learns with a linear classifier; use mean, axis or class for k-NN.")
+    results = _results(folder / "knn.json", {**_header(config), "evaluation": "k-NN"})
+    return _evaluate(folder, trained, config, results, "neighbours")
 
 
 def take_over(path: Path, results: Results) -> None:
@@ -69,12 +58,59 @@ def take_over(path: Path, results: Results) -> None:
             results.add(entry)
 
 
-def _header(config: Config) -> dict[str, object]:
-    protocol = {"probe": config.probe.model_dump(mode="json"), "root": config.data.root, "seed": config.seed}
-    return {**results_header(config), "protocol": protocol}
+def _evaluate(
+    folder: Path, trained: Config, config: Config, results: Results, classifier: Literal["linear", "neighbours"]
+) -> Path:
+    """Judge the encoder of every finished iteration that the results do not hold yet."""
+    ends = finished_phases(folder)
+    if not ends:
+        raise UsageError(
+            f"{folder}: no finished encoder phase yet; run `bridle pretrain` with the same arguments to go on."
+        )
+    splits, progress = open_data(config), ProgressLine()
+    for note in splits.notes:
+        progress.note(note)
+    if not is_labelled(splits.train):
+        raise DataError(
+            f"{config.data.manifest or config.data.root or config.data.source}: a probe needs labels, one folder per "
+            "class; point data.root=… to a labelled folder."
+        )
+    # A probe computes in fp32, whatever the run was trained in.
+    machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
+    judge = Judge(config, splits, machine, results, progress, strict=True, classifier=classifier)
+    for path in ends:
+        loaded = load_checkpoint(path)
+        iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
+        if results.has(iteration):
+            continue
+        progress.note(f"probing {path.name}")
+        nets = restore_nets(trained, loaded)
+        for module in nets.modules().values():
+            module.to(machine.device).eval()
+        found = judge(nets) if classifier == "linear" else {"probe": judge.probed(nets.encoder)}
+        results.add({"iteration": iteration, "phase": phase, **found})
+    return results.path
 
 
-def _require_probe_keys(trained: Config, wanted: Config) -> None:
-    for line in differences(trained, wanted):
+def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
+    """The run's config, and the same with overrides that an evaluation may make."""
+    stored = folder / "config.yaml"
+    if not stored.is_file():
+        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
+    trained, config = read_config(stored), read_config(stored, overrides)
+    for line in differences(trained, config):
         if not line.startswith(MAY_CHANGE):
             raise ConfigError(f"{line}: a probe cannot change this; it may change {', '.join(MAY_CHANGE)}.")
+    return trained, config
+
+
+def _results(path: Path, header: Mapping[str, Any]) -> Results:
+    """What the file holds, if it was found by the same protocol."""
+    results = Results(path, header)
+    return results if results.value.get("protocol") == header["protocol"] else Results.anew(path, header)
+
+
+def _header(config: Config) -> dict[str, Any]:
+    data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
+    protocol = {"probe": config.probe.model_dump(mode="json"), **data, "crops": config.video.crops, "seed": config.seed}
+    return {**results_header(config), "protocol": protocol}

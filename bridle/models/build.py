@@ -7,11 +7,13 @@ other parts were built, and every iteration's tokenizer is new.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bridle.config import Config
+from bridle.models.classifier import Classifier
 from bridle.models.decoder import CodeHeads, Decoder
 from bridle.models.encoder import Encoder
 from bridle.models.estimator import Estimator
@@ -51,6 +53,10 @@ class Nets:
             for key, tensor in module.state_dict().items()
         }
 
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside tensors."""
+        return {"norms_start": self.norms_start}
+
 
 def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") -> Encoder:
     """Main encoder, or with part='tokenizer-encoder' the tokenizer's own of the same architecture."""
@@ -63,6 +69,7 @@ def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") 
         mlp_ratio=c.mlp_ratio,
         class_token=c.class_token,
         checkpoint_activations=config.runtime.checkpoint_activations,
+        saved_position=c.weights is not None and part == "encoder",
     )
     _initialise(encoder, config, iteration, part)
     return encoder
@@ -143,6 +150,14 @@ def build_estimator(config: Config, *, iteration: int) -> Estimator:
     )
     _initialise(estimator, config, iteration, "estimator")
     return estimator
+
+
+def build_classifier(config: Config, encoder: Encoder, *, classes: int, iteration: int) -> Classifier:
+    """An encoder as it is, with a new head for `classes`."""
+    c = config.finetune
+    classifier = Classifier(encoder=encoder, classes=classes, pool=c.pool, axis=c.axis)
+    classifier.start_head(generator(config.seed, iteration, "classifier"))
+    return classifier
 
 
 def build_nets(config: Config, *, iteration: int = 1, trained_tokenizer: bool = False) -> Nets:

@@ -5,11 +5,13 @@ Shapes: x (B, C, *input); z (B, T, D), or (B, V, D) when only V visible tokens g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bridle.errors import UsageError
 from bridle.geometry import Geometry
 from bridle.nn.masking import Mask, gather_tokens
 from bridle.nn.patch import PatchEmbed
@@ -25,10 +27,11 @@ class Encoded(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Pre-norm ViT on a grid of any rank, with fixed sin-cos positions.
+    """Pre-norm ViT on a grid of any rank, with fixed positions.
 
     Buffers:
-        position (T, D): sin-cos table; derived from the geometry, not saved.
+        position (T, D): sin-cos table, derived from the geometry and not saved; with `saved_position` it may be
+            replaced by that of another model, does not learn, and is saved with the weights.
     """
 
     position: Tensor
@@ -43,23 +46,43 @@ class Encoder(nn.Module):
         mlp_ratio: float = 4.0,
         class_token: bool = False,
         checkpoint_activations: bool = False,
+        saved_position: bool = False,
     ) -> None:
         super().__init__()
         self.geometry = geometry
         self.width = width
         self.depth = depth
+        self.heads = heads
         self.embed = PatchEmbed(geometry=geometry, width=width)
         self.trunk = Transformer(
             width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio, checkpoint_activations=checkpoint_activations
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.class_token = nn.Parameter(torch.zeros(width)) if class_token else None
-        self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
+        self.register_buffer("position", sincos_position(geometry.grid, width), persistent=saved_position)
 
     def forward(
         self, x: Tensor, *, mask: Mask | None = None, valid: Tensor | None = None, drop: Tensor | None = None
     ) -> Encoded:
         """Features of the visible tokens (with `mask`) or of all; `valid` (B, T) marks padding, `drop` is drop-path."""
+        z, key_valid = self._begin(x, mask, valid)
+        return self._told_apart(self.norm(self.trunk(z, key_valid=key_valid, drop=drop)))
+
+    def layers(self, x: Tensor, *, wanted: Sequence[int], valid: Tensor | None = None) -> list[Encoded]:
+        """What the blocks numbered `wanted` (1 to depth) put out; the final norm belongs to the last block's alone."""
+        if any(not 1 <= n <= self.depth for n in wanted):
+            raise UsageError(f"layers {list(wanted)} asked of an encoder whose blocks are numbered 1 to {self.depth}.")
+        z, key_valid = self._begin(x, None, valid)
+        found: dict[int, Encoded] = {}
+        for n, out in enumerate(self.trunk.outputs(z, key_valid=key_valid), start=1):
+            if n in wanted:
+                found[n] = self._told_apart(self.norm(out) if n == self.depth else out)
+            if n == max(wanted, default=0):
+                break
+        return [found[n] for n in wanted]
+
+    def _begin(self, x: Tensor, mask: Mask | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The tokens that enter the first block, class token first, and which of them may be attended to."""
         z = self.embed(x) + self.position  # (B, C, *input) -> (B, T, D)
         key_valid = valid
         if mask is not None:
@@ -69,7 +92,10 @@ class Encoder(nn.Module):
             z = torch.cat([self.class_token.expand(z.shape[0], 1, -1), z], dim=1)
             if key_valid is not None:
                 key_valid = nn.functional.pad(key_valid, (1, 0), value=True)
-        z = self.norm(self.trunk(z, key_valid=key_valid, drop=drop))
+        return z, key_valid
+
+    def _told_apart(self, z: Tensor) -> Encoded:
+        """Patch tokens and class token of what a block put out."""
         if self.class_token is None:
             return Encoded(z, None)
         return Encoded(z[:, 1:], z[:, 0])

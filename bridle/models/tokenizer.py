@@ -50,9 +50,9 @@ class ColdStartTokenizer(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             return patches @ self.projection
 
-    def tokenize(self, x: Tensor) -> Tensor:
-        """(B, C, *input) -> codes (B, T, M)."""
-        return self.quantizer.assign(self.encode(x))
+    def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:
+        """(B, C, *input) -> codes (B, T, M), or of the first `stages` only."""
+        return self.quantizer.assign(self.encode(x, valid=valid), stages=stages)
 
 
 class VitTokenizer(nn.Module):
@@ -69,9 +69,9 @@ class VitTokenizer(nn.Module):
         z_tilde: Tensor = self.projection(self.encoder(x, valid=valid).z)
         return z_tilde.float()
 
-    def tokenize(self, x: Tensor) -> Tensor:
-        """(B, C, *input) -> codes (B, T, M)."""
-        return self.quantizer.assign(self.encode(x))
+    def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:
+        """(B, C, *input) -> codes (B, T, M), or of the first `stages` only."""
+        return self.quantizer.assign(self.encode(x, valid=valid), stages=stages)
 
 
 Tokenizer = ColdStartTokenizer | VitTokenizer

@@ -11,7 +11,7 @@ those of common ViT checkpoints (norm1, attn.qkv, attn.proj, norm2, mlp.fc1, mlp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import sqrt
 
 import torch
@@ -131,6 +131,12 @@ class Transformer(BlockStack):
     ) -> None:
         blocks = [Block(width=width, heads=heads, mlp_ratio=mlp_ratio) for _ in range(depth)]
         super().__init__(blocks, checkpoint_activations=checkpoint_activations)
+
+    def outputs(self, x: Tensor, *, key_valid: Tensor | None = None) -> Iterator[Tensor]:
+        """What each block puts out, one after the other; the last is what `forward` gives."""
+        for block in self.blocks:
+            x = block(x, key_valid=key_valid)
+            yield x
 
 
 def drop_path_scales(

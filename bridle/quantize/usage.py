@@ -24,6 +24,9 @@ from bridle.errors import UsageError
 
 TOKENS_PER_CELL = 4  # code × position cells need this many tokens on average before the corrected MI can be trusted
 NEVER = 2**40  # the age of a code that was not used yet: older than any run
+COLLAPSED_USAGE = 0.5  # CUR below which a book counts as collapsed
+DOMINANT_SHARE = 0.3  # of all tokens in one code, above which it counts as dominant
+RECOVERED = 1.2  # a book must be so much better than the threshold before it can be said to collapse again
 SKETCH = 2**16  # distinct tuples are counted exactly up to here; beyond, the standard error is 1/√SKETCH = 0.4 %
 
 
@@ -56,8 +59,13 @@ def top_share(counts: Tensor) -> Tensor:
     return counts.max().double() / counts.sum().double().clamp_min(1e-300)
 
 
+def is_dominant(share: float, *, codes: int) -> bool:
+    """Does the most used of `codes` codes take too many tokens? Of two or three codes one must take many."""
+    return share > max(DOMINANT_SHARE, 2 / codes)
+
+
 class MutualInformation(NamedTuple):
-    """What the position of a token tells about its code, in nats."""
+    """What the position of a token (or another fact about it) tells about its code, in nats."""
 
     nats: float  # Miller–Madow corrected, not below 0
     plug_in: float  # uncorrected: too high by about (cells − 1)/2S
@@ -222,3 +230,37 @@ class CodeAge:
         if len(state) != len(self.sizes) or shapes != [(K,) for K in self.sizes]:
             raise UsageError(f"saved code ages {shapes} do not fit codebooks of {list(self.sizes)} codes.")
         self.ages = [age.clone().long() for age in ages if age is not None]
+
+
+class CollapseWatch:
+    """Says so, once, when a codebook collapses while a run trains; again only after it had recovered."""
+
+    def __init__(self, sizes: Sequence[int], *, window: int) -> None:
+        self.sizes = tuple(sizes)
+        self.window = window  # steps over which usage is counted; before that many it still rises by itself
+        self.collapsed, self.dominated = set[int](), set[int]()  # stages that were spoken of
+
+    def look(self, *, step: int, usage: Sequence[float], top: Sequence[float]) -> list[str]:
+        """Warnings after `step` steps, from the share of codes in use and the share of the top code of each stage."""
+        if step < self.window:
+            return []
+        found = []
+        for m, (K, used, most) in enumerate(zip(self.sizes, usage, top, strict=True)):
+            if used < COLLAPSED_USAGE and m not in self.collapsed:
+                self.collapsed.add(m)
+                found.append(
+                    f"stage {m + 1} is collapsing: {100 * used:.0f} % of its {K:,} codes occurred in the last "
+                    f"{self.window} steps. See `bridle codebooks` after the run; usual remedies are a longer tokenizer "
+                    "phase, quantizer.start=kmeans, loss.centre_teacher=position, or fewer codes."
+                )
+            elif used > RECOVERED * COLLAPSED_USAGE:
+                self.collapsed.discard(m)
+            if is_dominant(most, codes=K) and m not in self.dominated:
+                self.dominated.add(m)
+                found.append(
+                    f"stage {m + 1}: one code takes {100 * most:.0f} % of the tokens, often silence, padding or a flat "
+                    "background; check the data, and prefer quantizer.residual=once."
+                )
+            elif not is_dominant(RECOVERED * most, codes=K):
+                self.dominated.discard(m)
+        return found

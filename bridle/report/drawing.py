@@ -123,6 +123,13 @@ def inline_svg(figure: Any, label: str) -> str:
     return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
 
 
+def svg(figure: Any, theme: Theme) -> bytes:
+    """The figure as an SVG file of its own, in fixed colours."""
+    out = io.BytesIO()
+    figure.savefig(out, format="svg", facecolor=theme.paper, metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
 def png(figure: Any, theme: Theme) -> bytes:
     """The figure as a PNG file."""
     out = io.BytesIO()
@@ -130,20 +137,20 @@ def png(figure: Any, theme: Theme) -> bytes:
     return out.getvalue()
 
 
-def quiet(ax: Any, *, grid: bool = True) -> None:
+def quiet(ax: Any, theme: Theme = PAGE, *, grid: bool = True) -> None:
     """Axes that stay behind the data: no frame, a faint grid, small grey numbers."""
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
-    ax.spines["bottom"].set_color(PAGE.line)
-    ax.tick_params(length=0, labelcolor=PAGE.muted, labelsize=FONT_SIZE - 0.5)
+    ax.spines["bottom"].set_color(theme.line)
+    ax.tick_params(length=0, labelcolor=theme.muted, labelsize=FONT_SIZE - 0.5)
     ax.locator_params(axis="both", nbins=5)
     ax.set_axisbelow(True)
     ax.set_facecolor("none")
     if grid:
-        ax.grid(axis="y", color=PAGE.line, lw=0.8)
+        ax.grid(axis="y", color=theme.line, lw=0.8)
 
 
-def legend(ax: Any, *, columns: int, entries: int) -> None:
+def legend(ax: Any, theme: Theme = PAGE, *, columns: int, entries: int) -> None:
     """The first `entries` names in rows above the axes."""
     handles, labels = ax.get_legend_handles_labels()
     # Matplotlib fills columns first; people read rows first.
@@ -160,5 +167,5 @@ def legend(ax: Any, *, columns: int, entries: int) -> None:
         handlelength=1.1,
         handletextpad=0.5,
         columnspacing=1.2,
-        labelcolor=PAGE.muted,
+        labelcolor=theme.muted,
     )

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bridle.report.drawing import DARK, FONT_SIZE, LIGHT, PAGE, Theme, drawing, inline_svg, legend, png, quiet
-from bridle.report.runs import item, items, number, whole
+from bridle.report.drawing import DARK, FONT_SIZE, LIGHT, PAGE, Theme, drawing, inline_svg, legend, png, quiet, svg
+from bridle.report.runs import item, items, main_score, number, whole
 
 Row = Mapping[str, Any]
 
@@ -58,6 +58,13 @@ def token_accuracy_curves(rows: Sequence[Row], *, phase: str = "encoder") -> str
     return _timeline(rows, curves, phase=phase, label="token accuracy per stage by step", percent=True)
 
 
+def code_usage_curves(rows: Sequence[Row], *, phase: str = "encoder") -> str:
+    """Share of each codebook's codes that occurred in the last steps, one curve per stage."""
+    stages = max((len(items(row.get("code_usage"))) for row in rows), default=0)
+    curves = [Curve(f"stage {m + 1}", "code_usage", _stage_color(m, stages), m) for m in range(stages)]
+    return _timeline(rows, curves, phase=phase, label=f"codes in use per stage by {phase} step", percent=True)
+
+
 def _timeline(rows: Sequence[Row], curves: Sequence[Curve], *, phase: str, label: str, percent: bool) -> str:
     """Curves over the steps of a phase, the iterations one after the other with a rule between them."""
     # A run that was resumed may have written a step twice; the later row counts.
@@ -102,56 +109,109 @@ def _mark_iterations(ax: Any, starts: Sequence[tuple[int, int]]) -> None:
 
 def code_usage_bars(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> str:
     """Codes in use (CUR, wide) and effective use (ECU, narrow), a pair per stage, for each (name, stages)."""
-    shown = [(name, stages) for name, stages in evaluations if any(number(s.get("usage_rate")) for s in stages)]
+    shown = _with_usage(evaluations)
     if not shown:
         return ""
     with drawing(CARD) as figure:
-        ax = figure.subplots()
-        quiet(ax)
-        x, places, names = 0.0, list[float](), list[str]()
-        for name, stages in shown:
-            mine = [x + m for m in range(len(stages))]
-            rate, effective = ([_or_nan(s.get(key)) for s in stages] for key in ("usage_rate", "effective_usage"))
-            ax.bar(mine, rate, 0.74, color=PAGE.second_soft, label="in use (CUR)")
-            ax.bar(mine, effective, 0.38, color=PAGE.second, label="effective (ECU)")
-            places += mine
-            middle = (len(stages) - 1) // 2
-            # The name of the evaluation goes below the number of its middle stage.
-            names += [f"{m + 1}\n{name}" if m == middle and len(shown) > 1 else f"{m + 1}" for m in range(len(stages))]
-            x = mine[-1] + 2.0
-        ax.set_xticks(places, names)
-        # At least room for six bars, so that a single codebook does not become a wall.
-        centre, half = places[-1] / 2, max(places[-1] / 2 + 0.9, 3.2)
-        ax.set_xlim(centre - half, centre + half)
-        _percent_axis(ax)
-        ax.set_ylim(0, 1)
-        legend(ax, columns=2, entries=2)
+        _draw_usage(figure.subplots(), shown, PAGE)
         return inline_svg(figure, "codes in use and effective use per stage")
+
+
+def code_usage_files(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> dict[str, bytes]:
+    """The same bars as {"svg": …, "png": …}; empty where there is nothing to draw."""
+    shown = _with_usage(evaluations)
+    if not shown:
+        return {}
+    with drawing(CARD, LIGHT, margin=0.1) as figure:
+        _draw_usage(figure.subplots(), shown, LIGHT)
+        return {"svg": svg(figure, LIGHT), "png": png(figure, LIGHT)}
+
+
+def _with_usage(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> list[tuple[str, Sequence[Row]]]:
+    return [(name, stages) for name, stages in evaluations if any(number(s.get("usage_rate")) for s in stages)]
+
+
+def _draw_usage(ax: Any, shown: Sequence[tuple[str, Sequence[Row]]], theme: Theme) -> None:
+    quiet(ax, theme)
+    x, places, names = 0.0, list[float](), list[str]()
+    for name, stages in shown:
+        mine = [x + m for m in range(len(stages))]
+        rate, effective = ([_or_nan(s.get(key)) for s in stages] for key in ("usage_rate", "effective_usage"))
+        ax.bar(mine, rate, 0.74, color=theme.second_soft, label="in use (CUR)")
+        ax.bar(mine, effective, 0.38, color=theme.second, label="effective (ECU)")
+        places += mine
+        middle = (len(stages) - 1) // 2
+        # The name of the evaluation goes below the number of its middle stage.
+        names += [f"{m + 1}\n{name}" if m == middle and len(shown) > 1 else f"{m + 1}" for m in range(len(stages))]
+        x = mine[-1] + 2.0
+    ax.set_xticks(places, names)
+    # At least room for six bars, so that a single codebook does not become a wall.
+    centre, half = places[-1] / 2, max(places[-1] / 2 + 0.9, 3.2)
+    ax.set_xlim(centre - half, centre + half)
+    _percent_axis(ax)
+    ax.set_ylim(0, 1)
+    legend(ax, theme, columns=2, entries=2)
 
 
 def code_norm_histograms(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> str:
     """Distribution of the code vectors' lengths per stage, right after the start and now; one scale for all stages."""
+    norms = Norms.of(before, after)
+    if norms.top <= 0:
+        return ""
+    with drawing((CARD[0], norms.height)) as figure:
+        _draw_norms(figure, norms, PAGE)
+        return inline_svg(figure, "lengths of the code vectors before and after training")
+
+
+def code_norm_files(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> dict[str, bytes]:
+    """The same histograms (the paper's figures 2 and 3) as {"svg": …, "png": …}; empty where there are no norms."""
+    norms = Norms.of(before, after)
+    if norms.top <= 0:
+        return {}
+    with drawing((CARD[0], norms.height), LIGHT, margin=0.1) as figure:
+        _draw_norms(figure, norms, LIGHT)
+        return {"svg": svg(figure, LIGHT), "png": png(figure, LIGHT)}
+
+
+class Norms(NamedTuple):
+    """Lengths of code vectors, one list per stage."""
+
+    before: list[list[float]]
+    after: list[list[float]]
+    top: float  # the longest, with a margin; 0 without any
+
+    @classmethod
+    def of(cls, before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> Norms:
+        old, new = ([[v for v in map(number, items(stage)) if v is not None] for stage in p] for p in (before, after))
+        return cls(old, new, max((v for stage in (*old, *new) for v in stage), default=0.0) * 1.05)
+
+    @property
+    def stages(self) -> int:
+        return max(len(self.before), len(self.after))
+
+    @property
+    def height(self) -> float:
+        return max(CARD[1], 0.5 * self.stages + 0.5)
+
+
+def _draw_norms(figure: Any, norms: Norms, theme: Theme) -> None:
     import numpy as np
 
-    old, new = ([[v for v in map(number, items(stage)) if v is not None] for stage in part] for part in (before, after))
-    top = max((v for stage in (*old, *new) for v in stage), default=0.0) * 1.05
-    if top <= 0:
-        return ""
-    edges = np.linspace(0, top, 49)
-    stages = max(len(old), len(new))
-    with drawing((CARD[0], max(CARD[1], 0.5 * stages + 0.5))) as figure:
-        axes = figure.subplots(stages, 1, sharex=True, squeeze=False)[:, 0]
-        for m, ax in enumerate(axes):
-            quiet(ax, grid=False)
-            for part, name, color in ((old, "at the start", PAGE.plain), (new, "now", PAGE.second)):
-                heights = np.histogram(part[m] if m < len(part) else [], edges)[0]
-                ax.stairs(heights / max(heights.max(), 1), edges, fill=True, color=color, alpha=0.6, lw=0, label=name)
-            ax.set_yticks([0.3], [f"stage {m + 1}"] if stages > 1 else [""])
-            ax.set_ylim(0, 1.1)
-            ax.set_xlim(0, top)
-        axes[-1].set_xlabel("length of the code vector", color=PAGE.muted)
-        legend(axes[0], columns=2, entries=2)
-        return inline_svg(figure, "lengths of the code vectors before and after training")
+    edges = np.linspace(0, norms.top, 49)
+    axes = figure.subplots(norms.stages, 1, sharex=True, squeeze=False)[:, 0]
+    for m, ax in enumerate(axes):
+        quiet(ax, theme, grid=False)
+        for part, name, color in (
+            (norms.before, "at the start", theme.plain),
+            (norms.after, "now", theme.second),
+        ):
+            heights = np.histogram(part[m] if m < len(part) else [], edges)[0]
+            ax.stairs(heights / max(heights.max(), 1), edges, fill=True, color=color, alpha=0.6, lw=0, label=name)
+        ax.set_yticks([0.3], [f"stage {m + 1}"] if norms.stages > 1 else [""])
+        ax.set_ylim(0, 1.1)
+        ax.set_xlim(0, norms.top)
+    axes[-1].set_xlabel("length of the code vector", color=theme.muted)
+    legend(axes[0], theme, columns=2, entries=2)
 
 
 # probes
@@ -188,7 +248,7 @@ def demo_summary_figure(results: Mapping[str, Mapping[str, Row]], *, dark: bool 
 
 def bar_of(label: str, probe: Row | None) -> Bar | None:
     """The bar of a probe result as it stands in results.json; None where there is none."""
-    value = number(probe.get("accuracy")) if probe else None
+    value = main_score(probe) if probe else None
     if probe is None or value is None:
         return None
     return Bar(label, value, number(item(probe.get("interval"), 0)), number(item(probe.get("interval"), 1)))

@@ -19,11 +19,12 @@ from bridle.report.figures import (
     bar_of,
     code_norm_histograms,
     code_usage_bars,
+    code_usage_curves,
     loss_curves,
     probe_bars,
     token_accuracy_curves,
 )
-from bridle.report.runs import RunSummary, items, mapping, number, read_run, whole
+from bridle.report.runs import RunSummary, items, mapping, number, read_run, score_name, whole
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
 
@@ -39,6 +40,7 @@ class Figure(NamedTuple):
 
     caption: str
     svg: str
+    score: str = "accuracy"  # what a probe figure shows
 
 
 class SummaryRow(NamedTuple):
@@ -53,6 +55,7 @@ class SummaryRow(NamedTuple):
     level: str | None  # the worst verdict; None where nothing was judged
     flags: str
     anchor: str | None = None  # of the run's section; None for a baseline
+    detail: str = ""  # what belongs to the probe beside its bar
     span: int = 0  # lines that share this title; 0 on all but the first of them
 
 
@@ -62,6 +65,7 @@ class EvaluationView(NamedTuple):
     name: str
     stages: list[dict[str, Any]]
     verdicts: list[dict[str, Any]]
+    examined: bool  # by `bridle codebooks`, which measures more
 
 
 class RunView(NamedTuple):
@@ -128,6 +132,7 @@ def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": _percent, "decimal": _decimal, "thousands": _thousands, "drawn": Markup}
+    environment.filters["kept"] = _kept
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     palettes = {"LIGHT": css_variables(LIGHT), "DARK": css_variables(DARK)}
     for name, variables in palettes.items():
@@ -171,7 +176,8 @@ def _probe_figures(runs: Sequence[RunSummary]) -> list[Figure]:
         bars: list[Bar] = [bar for bar in (bar_of(label, probe) for label, probe in probes.items()) if bar is not None]
         chance = next((c for c in (number(probe.get("chance")) for probe in probes.values()) if c is not None), None)
         if bars:
-            figures.append(Figure(title, probe_bars(bars, chance=chance)))
+            name = score_name(next(iter(probes.values())))
+            figures.append(Figure(title, probe_bars(bars, chance=chance), name))
     return figures
 
 
@@ -185,7 +191,7 @@ def _summary(runs: Sequence[RunSummary]) -> list[SummaryRow]:
             baseline = next((run.baseline(name) for run, _, _ in mine if run.baseline(name)), None)
             if baseline:
                 bar, chance = bar_of(words, baseline), number(baseline.get("chance"))
-                rows.append(SummaryRow(title, words, "", bar, chance, [], None, ""))
+                rows.append(SummaryRow(title, words, "", bar, chance, [], None, "", detail=_detail(baseline)))
         for run, label, anchor in mine:
             for evaluation in run.evaluations or [{}]:
                 rows.append(_summary_row(evaluation, title, label, anchor))
@@ -210,19 +216,34 @@ def _summary_row(evaluation: Mapping[str, Any], title: str, label: str, anchor: 
         level="bad" if bad else "warn" if warn else "ok" if levels else None,
         flags=flags if evaluation else "not evaluated yet",
         anchor=anchor,
+        detail=_detail(probe),
     )
 
 
+def _detail(probe: Mapping[str, Any]) -> str:
+    """The spread over folds, and what else is reported where items have several labels."""
+    words = []
+    if (sd := number(probe.get("sd"))) is not None:
+        words.append(f"sd {_percent(sd)} over {len(items(probe.get('folds')))} folds")
+    if score_name(probe) == "mAP":
+        words.append(f"mAP; AUC {_decimal(probe.get('mean_auc'), 3)}, d′ {_decimal(probe.get('d_prime'))}")
+    return ", ".join(words)
+
+
 def _run_view(run: RunSummary, label: str, anchor: str) -> RunView:
-    evaluations = [
-        EvaluationView(
-            name=f"Iteration {whole(entry.get('iteration'))}",
-            stages=_objects(entry.get("codebooks")),
-            verdicts=_objects(entry.get("verdicts")),
-        )
-        for entry in run.evaluations
-    ]
+    evaluations = [_evaluation_view(run, entry) for entry in run.evaluations]
     return RunView(anchor, label, run, _facts(run), _unfinished(run), list(_figures(run, evaluations)), evaluations)
+
+
+def _evaluation_view(run: RunSummary, entry: Mapping[str, Any]) -> EvaluationView:
+    """What the run measured, and in its place what `bridle codebooks` found of the same iteration."""
+    stages, judged = _objects(entry.get("codebooks")), _objects(entry.get("verdicts"))
+    known = {whole(found.get("iteration")): found for found in _objects(run.examined.get("evaluations"))}
+    later = known.get(whole(entry.get("iteration")), {})
+    examined = _objects(later.get("codebooks"))
+    if examined:
+        stages, judged = examined, _objects(later.get("verdicts"))
+    return EvaluationView(f"Iteration {whole(entry.get('iteration'))}", stages, judged, bool(examined))
 
 
 def _figures(run: RunSummary, evaluations: Sequence[EvaluationView]) -> Iterable[Figure]:
@@ -231,6 +252,9 @@ def _figures(run: RunSummary, evaluations: Sequence[EvaluationView]) -> Iterable
         drawn.append(Figure(f"{phase.capitalize()} loss", loss_curves(run.metrics, phase=phase)))
         drawn.append(Figure("Token accuracy at masked positions", token_accuracy_curves(run.metrics, phase=phase)))
     drawn.append(Figure("Tokenizer loss", loss_curves(run.metrics, phase="tokenizer")))
+    for phase in ("encoder", "tokenizer", "joint"):
+        caption = f"Codes in use, {phase} phase"
+        drawn.append(Figure(caption, code_usage_curves(run.metrics, phase=phase)))
     usage = [(view.name.lower(), view.stages) for view in evaluations]
     drawn.append(Figure("Code usage per stage", code_usage_bars(usage)))
     for view in evaluations:
@@ -292,6 +316,11 @@ def _percent(value: object, digits: int = 1) -> str:
 def _decimal(value: object, digits: int = 2) -> str:
     found = number(value)
     return "–" if found is None else f"{found:.{digits}f}"
+
+
+def _kept(stage: Mapping[str, Any], change: str) -> str:
+    """Share of codes in % that survive a small change of the input."""
+    return _percent(mapping(stage.get("agreement")).get(change))
 
 
 def _thousands(value: object) -> str:

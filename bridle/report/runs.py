@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.errors import UsageError, quoted
+from bridle.report.gallery import Gallery
 
 
 class RunSummary(NamedTuple):
@@ -25,6 +27,9 @@ class RunSummary(NamedTuple):
     config: str  # the resolved YAML
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()  # what could not be read
+    examined: dict[str, Any] = {}  # noqa: RUF012 - never changed; codebooks.json
+    quarantine: tuple[dict[str, Any], ...] = ()  # rows of quarantine.jsonl
+    gallery: Gallery | None = None  # pictures of the run's data; None if nobody looked
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -56,6 +61,8 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         results=found,
         config=_read_text(folder / "config.yaml"),
         environment=_read_object(folder / "environment.json", notes),
+        examined=_read_object(folder / "codebooks.json", notes),
+        quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
         notes=tuple(notes),
     )
 
@@ -98,6 +105,17 @@ def _read_rows(path: Path, notes: list[str]) -> list[dict[str, Any]]:
 
 
 # Reading values that others wrote.
+
+
+def main_score(probe: Mapping[str, Any]) -> float | None:
+    """What a probe is judged by: accuracy, or mAP where items have several labels."""
+    found = number(probe.get("accuracy"))
+    return number(probe.get("mean_average_precision")) if found is None else found
+
+
+def score_name(probe: Mapping[str, Any]) -> str:
+    """Which of the two it is."""
+    return "accuracy" if number(probe.get("accuracy")) is not None or main_score(probe) is None else "mAP"
 
 
 def number(value: object) -> float | None:

@@ -2,56 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
-from bridle.report.runs import RunSummary
+from bridle.report.runs import RunSummary, item, items, main_score, mapping, number, score_name
+
+BASELINES = {"raw": "raw input", "untrained": "untrained encoder"}
+
+
+class Column(NamedTuple):
+    """A heading, and what stands below it for an entry of a results file."""
+
+    heading: str
+    cell: Callable[[Mapping[str, Any]], str]
+    number: bool = False  # set flush right
 
 
 def results_table(runs: Sequence[RunSummary]) -> Table | None:
-    """The paper-style table: data × method × iteration, probe accuracy, CUR and ECU per stage, and flags."""
+    """The paper-style table: data × method × iteration, probe scores, CUR and ECU per stage, and flags."""
+    entries = [entry for run in runs for _, entry in _rows(run)]
+    columns = _columns(entries, kind=str(next((run.results.get("evaluation", "probe") for run in runs), "probe")))
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("features of")
-    table.add_column("probe acc. %", justify="right")
-    for heading in ("CUR per stage", "ECU per stage", "codebooks"):
-        table.add_column(heading)
+    for column in columns:
+        table.add_column(column.heading, justify="right" if column.number else "left")
     title = None
-    for summary in runs:
-        if summary.title != title:
-            title = summary.title
-            table.add_row(f"[bold cyan]{escape(title)}[/]")
-            for name in ("raw", "untrained"):
-                if (baseline := summary.baseline(name)) is not None:
-                    table.add_row(f"  {name} {'input' if name == 'raw' else 'encoder'}", _probe(baseline))
-        for row in _rows(summary):
-            table.add_row(*row)
+    for run in runs:
+        if run.title != title:
+            title = run.title
+            table.add_row(f"[bold cyan]{escape(title)}[/]{_folds(run)}")
+            for name, entry in _baselines(run):
+                table.add_row(f"  {name}", *(column.cell(entry) for column in columns if column.number))
+        for name, entry in _evaluations(run):
+            table.add_row(f"  {escape(name)}", *(column.cell(entry) for column in columns))
     return table if table.row_count > 1 else None
 
 
-def _rows(summary: RunSummary) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for entry in summary.evaluations:
-        stages = entry.get("codebooks") or []
-        flags = [verdict["level"] for verdict in entry.get("verdicts", [])]
-        health = "[red]bad[/]" if "bad" in flags else "[yellow]warning[/]" if "warn" in flags else "[green]healthy[/]"
-        name = f"  {summary.method} iter{entry['iteration']}"
-        cur, ecu = (_stages(stages, key) for key in ("usage_rate", "effective_usage"))
-        rows.append((name, _probe(entry.get("probe")), cur, ecu, health if stages else "–"))
-    return rows
+def _baselines(run: RunSummary) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, words in BASELINES.items():
+        if (found := run.baseline(name)) is not None:
+            yield words, {"probe": found}
 
 
-def _probe(probe: dict[str, Any] | None) -> str:
-    """Accuracy and half the width of its 95 % interval, in percent."""
-    if not probe:
+def _evaluations(run: RunSummary) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for entry in run.evaluations:
+        yield f"{run.method} iter{entry['iteration']}", entry
+
+
+def _rows(run: RunSummary) -> list[tuple[str, Mapping[str, Any]]]:
+    return [*_baselines(run), *_evaluations(run)]
+
+
+def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]:
+    """What there is to show. More scores than one leave no room for CUR, which the flags tell too."""
+    probes = [probe for probe in (mapping(entry.get("probe")) for entry in entries) if probe]
+    names = {score_name(probe) for probe in probes} or {"accuracy"}
+    short = {"accuracy": "acc. %", "mAP": "mAP %"}[names.pop()] if len(names) == 1 else "%"
+    columns = [Column(f"{kind} {short}", lambda entry: _score(mapping(entry.get("probe"))), True)]
+    if any("folds" in probe and "accuracy" in probe for probe in probes):
+        columns.append(_plain_score("mAP %", "mean_average_precision", 100, 1))
+    if any("mean_auc" in probe for probe in probes):
+        columns += [_plain_score("AUC", "mean_auc", 1, 3), _plain_score("d′", "d_prime", 1, 2)]
+    if not any(entry.get("codebooks") for entry in entries):
+        return columns
+    if len(columns) == 1:
+        columns.append(Column("CUR per stage", lambda entry: _stages(entry, "usage_rate")))
+    return [
+        *columns,
+        Column("ECU per stage", lambda entry: _stages(entry, "effective_usage")),
+        Column("codebooks", _flag),
+    ]
+
+
+def _plain_score(heading: str, key: str, scale: int, digits: int) -> Column:
+    def cell(entry: Mapping[str, Any]) -> str:
+        found = number(mapping(entry.get("probe")).get(key))
+        return "–" if found is None else f"{scale * found:.{digits}f}"
+
+    return Column(heading, cell, True)
+
+
+def _score(probe: Mapping[str, Any]) -> str:
+    """The main score with its spread, in percent: over folds, or half the width of the 95 % interval."""
+    score, sd = main_score(probe), number(probe.get("sd"))
+    if score is None:
         return "–"
-    low, high = probe["interval"]
-    return f"{100 * probe['accuracy']:.1f} ±{50 * (high - low):.1f}"
+    if sd is not None:
+        return f"{100 * score:.1f} ±{100 * sd:.1f} sd"
+    low, high = (number(item(probe.get("interval"), end)) for end in (0, 1))
+    return f"{100 * score:.1f}" if low is None or high is None else f"{100 * score:.1f} ±{50 * (high - low):.1f}"
 
 
-def _stages(stages: Sequence[dict[str, Any]], key: str) -> str:
+def _folds(run: RunSummary) -> str:
+    counts = {len(items(mapping(entry.get("probe")).get("folds"))) for _, entry in _rows(run)} - {0}
+    return f" ({counts.pop()} folds)" if len(counts) == 1 else ""
+
+
+def _flag(entry: Mapping[str, Any]) -> str:
+    if not entry.get("codebooks"):
+        return "–"
+    levels = [mapping(verdict).get("level") for verdict in items(entry.get("verdicts"))]
+    return "[red]bad[/]" if "bad" in levels else "[yellow]warning[/]" if "warn" in levels else "[green]healthy[/]"
+
+
+def _stages(entry: Mapping[str, Any], key: str) -> str:
     """Two digits each, and four of them in fifteen columns."""
-    shown = (f"{stage[key]:.2f}" for stage in stages)
+    shown = (f"{stage[key]:.2f}" for stage in items(entry.get("codebooks")))
     return " ".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown) or "–"

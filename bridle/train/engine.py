@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bridle.config.schema import PhaseConfig
+from bridle.config.schema import MaskConfig, PhaseConfig
 from bridle.data.loader import Batch
 from bridle.errors import NonFiniteError
 from bridle.nn.masking import Mask, draw_mask
@@ -30,8 +30,10 @@ from bridle.train.optim import (
     load_optimizer_tensors,
     named_parameters,
     optimizer_tensors,
+    same_rate,
+    set_rate,
 )
-from bridle.train.run import Run
+from bridle.train.run import Networks, Run
 
 USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in the live figures
 
@@ -40,18 +42,18 @@ class StepResult(NamedTuple):
     """What a phase's step says of one micro-batch."""
 
     loss: Tensor  # mean over the micro-batch
-    codes: Tensor  # (B, T, M), for the usage figures
+    codes: Tensor | None  # (B, T, M), for the usage figures; None in phases without codes
     values: dict[str, Tensor]  # further figures to log, scalars or one per stage
     statistics: Statistics | None = None  # for the codebook update
 
 
 @dataclass
 class Phase:
-    """One training phase of Algorithm 1."""
+    """One training phase: a turn of Algorithm 1, or another step the engine can run."""
 
     index: int  # position among the run's phases
     iteration: int  # r
-    name: str  # encoder, tokenizer or joint
+    name: str  # encoder, tokenizer, joint, finetune
     steps: int
     warmup: int
     settings: PhaseConfig
@@ -59,6 +61,9 @@ class Phase:
     step: Callable[[Batch, Draws], StepResult]
     start: Callable[[], None] = field(default=lambda: None)  # once, before step 0: codebook start
     after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
+    after_step: Callable[[], None] = field(default=lambda: None)  # whenever the weights have moved
+    rate_scale: Callable[[str], float] = same_rate  # of the learning rate, by the parameter's dotted name
+    has_codes: bool = True  # do steps report codes?
 
     @property
     def key(self) -> str:
@@ -73,7 +78,7 @@ def phase_key(iteration: int, name: str) -> str:
 class Draws:
     """The random draws of one step, made for the whole global batch; micro-batches take their rows."""
 
-    def __init__(self, run: Run, phase: Phase, step: int, micro_batches: Sequence[Batch] = ()) -> None:
+    def __init__(self, run: Run[Networks], phase: Phase, step: int, micro_batches: Sequence[Batch] = ()) -> None:
         self.run, self.phase, self.step = run, phase, step
         self.batch = phase.settings.batch
         self.tokens = sum(int(b.valid.sum()) for b in micro_batches if b.valid is not None)
@@ -88,17 +93,18 @@ class Draws:
         here = len(batch.x) * T if batch.valid is None else int(batch.valid.sum())
         return here * self.batch / (len(batch.x) * max(1, self.tokens))
 
-    def mask(self, batch: Batch) -> Mask:
-        """The mask of these rows."""
+    def mask(self, batch: Batch, settings: MaskConfig | None = None) -> Mask:
+        """The mask of these rows, by the run's own mask settings unless others are given."""
         config, device = self.run.config, self.run.machine.device
+        wanted = settings or config.mask
         valid = None
         if batch.valid is not None:  # rows elsewhere do not change what these rows are shown
             valid = torch.ones(self.batch, batch.valid.shape[1], dtype=torch.bool, device=device)
             valid[batch.rows] = batch.valid
         whole = draw_mask(
-            config.mask.kind,
+            wanted.kind,
             grid=config.geometry.build().grid,
-            ratio=config.mask.ratio,
+            ratio=wanted.ratio,
             batch=self.batch,
             generator=self._generator("mask"),
             device=device,
@@ -106,12 +112,12 @@ class Draws:
         )
         return whole.rows(batch.rows.start, batch.rows.stop)
 
-    def drop_path(self, batch: Batch) -> Tensor | None:
-        """Drop-path multipliers (depth, 2, B) of these rows."""
+    def drop_path(self, batch: Batch, rate: float | None = None) -> Tensor | None:
+        """Drop-path multipliers (depth, 2, B) of these rows, at the encoder's own rate unless another is given."""
         c = self.run.config.encoder
         scales = drop_path_scales(
             depth=c.depth,
-            rate=c.drop_path,
+            rate=c.drop_path if rate is None else rate,
             batch=self.batch,
             generator=self._generator("drop-path"),
             device=self.run.machine.device,
@@ -132,27 +138,30 @@ class Progress:
     skipped_in_a_row: int = 0
 
 
-def fit(run: Run, phase: Phase, restored: checkpoint.Loaded | None) -> None:
+def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) -> None:
     """Train one phase to its end, from its beginning or from a checkpoint inside it."""
     for module in run.nets.modules().values():
         module.requires_grad_(False).eval()
     for module in phase.trained.values():
         module.requires_grad_(True).train()
     parameters = named_parameters(phase.trained)
-    optimizer = build_optimizer(phase.trained, phase.settings)
-    ages = CodeAge(run.config.quantizer.sizes)
+    optimizer = build_optimizer(phase.trained, phase.settings, phase.rate_scale)
+    ages = CodeAge(run.config.quantizer.sizes) if phase.has_codes else None
     progress = Progress()
     if restored is None:
         phase.start()
     else:
         progress = Progress(**restored.state["progress"])
         load_optimizer_tensors(optimizer, parameters, restored.tensors.get("optimizer", {}))
-        ages.load_state(restored.tensors["ages"])
+        if ages is not None:
+            ages.load_state(restored.tensors["ages"])
     loader = run.loader(phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch)
     clock = Clock(step=progress.step, batch=phase.settings.batch)
 
     def save(*, end: bool = False) -> None:
-        tensors = {"model": run.nets.state(), "ages": ages.state()}
+        tensors = {"model": run.nets.state()}
+        if ages is not None:
+            tensors["ages"] = ages.state()
         if not end:  # the next phase starts with an optimizer of its own
             tensors["optimizer"] = optimizer_tensors(optimizer, parameters)
         save_checkpoint(run, phase, progress, tensors, end=end)
@@ -177,17 +186,17 @@ class Update(NamedTuple):
 
     values: dict[str, Tensor]
     learning_rate: float
-    codes: Tensor  # (S, M)
+    codes: Tensor | None  # (S, M)
 
 
 def take_step(
-    run: Run,
+    run: Run[Networks],
     phase: Phase,
     progress: Progress,
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
     micro_batches: list[Batch],
-    ages: CodeAge,
+    ages: CodeAge | None,
 ) -> Update:
     """Accumulate, check, update. A step with non-finite loss or gradient changes nothing but the skip counters."""
     settings, draws = phase.settings, Draws(run, phase, progress.step, micro_batches)
@@ -198,8 +207,7 @@ def take_step(
         peak=settings.learning_rate,
         final=settings.final_learning_rate,
     )
-    for group in optimizer.param_groups:
-        group["lr"] = rate
+    set_rate(optimizer, rate)
     total: dict[str, Tensor] = {}
     statistics: Statistics | None = None
     codes = []
@@ -214,23 +222,26 @@ def take_step(
             total[key] = total.get(key, torch.zeros_like(value)) + value.detach() * share
         if result.statistics is not None:
             statistics = result.statistics if statistics is None else statistics + result.statistics
-        codes.append(result.codes.flatten(0, 1) if on_device.valid is None else result.codes[on_device.valid])
+        if result.codes is not None:
+            codes.append(result.codes.flatten(0, 1) if on_device.valid is None else result.codes[on_device.valid])
     total["grad_norm"] = nn.utils.clip_grad_norm_(parameters.values(), settings.clip or float("inf"))
     if bool(torch.isfinite(total["loss"]) & torch.isfinite(total["grad_norm"])):
         optimizer.step()
         if statistics is not None:
             phase.after_update(statistics)
+        phase.after_step()
         progress.skipped_in_a_row = 0
     else:
         skip(run, phase, progress)
     optimizer.zero_grad(set_to_none=True)
-    seen = torch.cat(codes)  # (S, M)
-    ages.update(seen)
+    seen = torch.cat(codes) if codes else None  # (S, M)
+    if ages is not None and seen is not None:
+        ages.update(seen)
     progress.step += 1
     return Update(total, rate, seen)
 
 
-def skip(run: Run, phase: Phase, progress: Progress) -> None:
+def skip(run: Run[Networks], phase: Phase, progress: Progress) -> None:
     """Count a non-finite step; too many in a row end the run with the last good checkpoint in place."""
     progress.skipped += 1
     progress.skipped_in_a_row += 1
@@ -247,6 +258,7 @@ def move(batch: Batch, device: torch.device) -> Batch:
     """The batch on the device the networks are on."""
     return batch._replace(
         x=batch.x.to(device, non_blocking=True),
+        label=None if batch.label is None else batch.label.to(device, non_blocking=True),
         valid=None if batch.valid is None else batch.valid.to(device, non_blocking=True),
     )
 
@@ -265,12 +277,13 @@ class Clock:
         return rate
 
 
-def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: CodeAge, clock: Clock) -> None:
+def report(
+    run: Run[Networks], phase: Phase, progress: Progress, update: Update, ages: CodeAge | None, clock: Clock
+) -> None:
     """One row for metrics.jsonl and the callbacks, one line for people."""
     figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
     if not all(torch.isfinite(value).all() for value in update.values.values()):
         figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
-    counts = [torch.bincount(update.codes[:, m], minlength=k) for m, k in enumerate(run.config.quantizer.sizes)]
     row = {
         "iteration": phase.iteration,
         "phase": phase.name,
@@ -278,8 +291,7 @@ def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: Cod
         "step": progress.step,
         "steps": phase.steps,
         **figures,
-        "top_share": [round(float(top_share(count)), 6) for count in counts],
-        "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
+        **usage_figures(update.codes, ages),
         "learning_rate": update.learning_rate,
         "skipped": progress.skipped,
         "samples_per_second": round(clock.rate(progress.step), 1),
@@ -296,12 +308,23 @@ def report(run: Run, phase: Phase, progress: Progress, update: Update, ages: Cod
         run.progress.show(long, short, final=progress.step == phase.steps)
 
 
+def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:
+    """How the codes (S, M) of a step are spread, one number per stage; nothing in phases without codes."""
+    if codes is None or ages is None:
+        return {}
+    counts = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
+    return {
+        "top_share": [round(float(top_share(count)), 6) for count in counts],
+        "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
+    }
+
+
 def rounded(value: Tensor) -> float | list[float]:
     return [round(v, 6) for v in value.tolist()] if value.dim() else round(value.item(), 6)
 
 
 def save_checkpoint(
-    run: Run, phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
+    run: Run[Networks], phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
 ) -> None:
     """Publish where the run stands. Names sort in the order in which they were made."""
     name = f"p{phase.index:04}-{phase.key}-{progress.step:08}" + ("-end" if end else "")
@@ -311,7 +334,7 @@ def save_checkpoint(
         "iteration": phase.iteration,
         "finished": end,
         "progress": vars(progress),
-        "norms_start": run.nets.norms_start,
+        **run.nets.record(),
         "made_with": run.made_with(),
     }
     checkpoint.publish(run.checkpoints, name, tensors, state, keep=run.config.runtime.keep)

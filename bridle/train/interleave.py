@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from bridle.config import Config
 from bridle.errors import CheckpointError
 from bridle.models.build import (
@@ -17,10 +19,11 @@ from bridle.models.build import (
     build_nets,
     build_tokenizer,
 )
-from bridle.train.checkpoint import Loaded, checkpoint_folders, load_latest
+from bridle.models.foreign import load_vit
+from bridle.train.checkpoint import Loaded, checkpoint_folders, load_latest, write_json
 from bridle.train.engine import Phase, fit
 from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
-from bridle.train.run import Results, Run
+from bridle.train.run import Networks, Results, Run
 
 Evaluate = Callable[[Nets], Mapping[str, Any]]
 
@@ -54,9 +57,16 @@ def restore_nets(config: Config, loaded: Loaded) -> Nets:
     """The networks exactly as a checkpoint holds them."""
     turn = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"]))
     nets = build_nets(config, iteration=turn.iteration, trained_tokenizer=has_trained_tokenizer(config, turn))
+    load_modules(nets.modules(), loaded)
+    nets.norms_start = loaded.state["norms_start"]
+    return nets
+
+
+def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
+    """Give networks the values a checkpoint holds under their names."""
     tensors = loaded.tensors["model"]
     try:
-        for name, module in nets.modules().items():
+        for name, module in modules.items():
             prefix = f"{name}."
             module.load_state_dict(
                 {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -65,8 +75,6 @@ def restore_nets(config: Config, loaded: Loaded) -> Nets:
         raise CheckpointError(
             f"{loaded.path}: does not fit the run's config: {str(error).splitlines()[-1].strip()}"
         ) from error
-    nets.norms_start = loaded.state["norms_start"]
-    return nets
 
 
 def finished_phases(folder: Path) -> list[Path]:
@@ -75,22 +83,28 @@ def finished_phases(folder: Path) -> list[Path]:
     return [path for path in ends if "-tokenizer-" not in path.name]
 
 
-def interleave(run: Run, results: Results, evaluate: Evaluate | None) -> None:
-    """Run every phase that is not done yet, and the evaluation after each encoder phase."""
-    turns = schedule(run.config)
+def last_checkpoint(run: Run[Networks]) -> Loaded | None:
+    """Where the run left off, or None at its beginning; the log is cut back to the same place."""
     loaded, messages = load_latest(run.checkpoints)
     for message in messages:
         run.progress.note(message)
-    first = 0
+    if loaded is None:
+        run.metrics.rewind(phase_index=-1, step=0)
+        return None
+    run.resumed_from = int(loaded.state["progress"]["step"])
+    run.metrics.rewind(phase_index=int(loaded.state["phase_index"]), step=run.resumed_from)
+    run.progress.note(f"continuing from {loaded.path.name}")
+    note_changes(run, loaded)
+    return loaded
+
+
+def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> None:
+    """Run every phase that is not done yet, and the evaluation after each encoder phase."""
+    turns = schedule(run.config)
+    loaded, first = last_checkpoint(run), 0
     if loaded is not None:
         first = int(loaded.state["phase_index"])
-        run.resumed_from = int(loaded.state["progress"]["step"])
         run.nets = restore_nets(run.config, loaded)
-        run.metrics.rewind(phase_index=first, step=run.resumed_from)
-        run.progress.note(f"continuing from {loaded.path.name}")
-        note_changes(run, loaded)
-    else:
-        run.metrics.rewind(phase_index=-1, step=0)
     to_device(run)
     for index, turn in enumerate(turns[first:], start=first):
         inside = loaded if loaded is not None and index == first else None
@@ -109,7 +123,7 @@ def interleave(run: Run, results: Results, evaluate: Evaluate | None) -> None:
             run.stop.leave("the phase and its evaluation are saved.")
 
 
-def note_changes(run: Run, loaded: Loaded) -> None:
+def note_changes(run: Run[Networks], loaded: Loaded) -> None:
     """Say what differs from the machine or data the checkpoint was made with: the run goes on, but not bit for bit."""
     before, now = loaded.state["made_with"], run.made_with()
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
@@ -117,12 +131,12 @@ def note_changes(run: Run, loaded: Loaded) -> None:
         run.progress.note(f"changed since the checkpoint, so results may differ: {', '.join(changed)}")
 
 
-def build_phase(run: Run, index: int, turn: Turn) -> Phase:
+def build_phase(run: Run[Nets], index: int, turn: Turn) -> Phase:
     kinds = {"encoder": encoder_phase, "tokenizer": tokenizer_phase, "joint": joint_phase}
     return kinds[turn.name](run, index=index, iteration=turn.iteration)
 
 
-def renew(run: Run, turn: Turn) -> None:
+def renew(run: Run[Nets], turn: Turn) -> None:
     """What is built anew when a phase begins: tokenizer and estimator each iteration, code heads each encoder phase."""
     config, nets, r = run.config, run.nets, turn.iteration
     begins_tokenizer = turn.name == "tokenizer" or (turn.name == "joint" and r > 1)
@@ -134,9 +148,14 @@ def renew(run: Run, turn: Turn) -> None:
         if config.schedule.encoder_restart == "fresh":
             nets.encoder = build_encoder(config, iteration=r)
             nets.decoder = build_decoder(config, iteration=r)
+    anew = r == 1 or config.schedule.encoder_restart == "fresh"
+    if config.encoder.weights is not None and turn.name != "tokenizer" and anew:
+        started = load_vit(nets.encoder, config.encoder.weights)
+        write_json(run.folder / "encoder_start.json", started.record())
+        run.progress.note(started.describe())
     to_device(run)
 
 
-def to_device(run: Run) -> None:
+def to_device(run: Run[Networks]) -> None:
     for module in run.nets.modules().values():
         module.to(run.machine.device)

@@ -96,15 +96,19 @@ class ProgressLine:
 
 def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
     """A row of metrics as the line people read."""
+    turn = f"iter {row['iteration']}/{iterations}" if row["iteration"] else "scratch"
     parts = [
-        f"iter {row['iteration']}/{iterations} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
+        f"{turn} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
         f"loss {row['loss']:.3f}",
     ]
     if "token_accuracy" in row:
         parts.append(f"accuracy {_stages(row['token_accuracy'])}")
+    if "accuracy" in row:
+        parts.append(f"accuracy {row['accuracy']:.2f}")
     if "cosine" in row:
         parts.append(f"cosine loss {row['cosine']:.3f}")
-    parts.append(f"codes used {_stages(row['code_usage'])}")
+    if "code_usage" in row:
+        parts.append(f"codes used {_stages(row['code_usage'])}")
     if row["skipped"]:
         parts.append(f"skipped {row['skipped']}")
     parts.append(f"{row['samples_per_second']:,.0f} samples/s")
@@ -117,7 +121,10 @@ def describe_briefly(row: Row, *, iterations: int, eta_seconds: float) -> str:
     parts = [f"{row['iteration']}/{iterations} {row['phase']} {row['step']}/{row['steps']}", f"loss {row['loss']:.3f}"]
     if "token_accuracy" in row:
         parts.append(f"acc {_stages(row['token_accuracy'][:1])}")
-    parts.append(f"codes {_stages([min(row['code_usage'])])}")
+    if "accuracy" in row:
+        parts.append(f"acc {row['accuracy']:.2f}")
+    if "code_usage" in row:
+        parts.append(f"codes {_stages([min(row['code_usage'])])}")
     parts.append(f"{row['samples_per_second']:,.0f}/s")
     parts.append(f"ETA {clock(eta_seconds)}")
     return " · ".join(parts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import cos, pi
 
 import torch
@@ -26,15 +26,33 @@ def decays(name: str, parameter: Tensor) -> bool:
     return parameter.dim() > 1 and ".code" not in name
 
 
-def build_optimizer(modules: Mapping[str, nn.Module], config: PhaseConfig) -> torch.optim.AdamW:
-    """AdamW in its fused form where the device has one."""
+def same_rate(name: str) -> float:
+    """Every parameter learns at the phase's rate."""
+    return 1.0
+
+
+def build_optimizer(
+    modules: Mapping[str, nn.Module], config: PhaseConfig, rate_scale: Callable[[str], float] = same_rate
+) -> torch.optim.AdamW:
+    """AdamW in its fused form where the device has one; `rate_scale` of a parameter's name multiplies its rate."""
     parameters = named_parameters(modules)
     groups = [
-        {"params": [p for n, p in parameters.items() if decays(n, p)], "weight_decay": config.weight_decay},
-        {"params": [p for n, p in parameters.items() if not decays(n, p)], "weight_decay": 0.0},
+        {
+            "params": [p for n, p in parameters.items() if rate_scale(n) == scale and decays(n, p) == decaying],
+            "weight_decay": config.weight_decay if decaying else 0.0,
+            "rate_scale": scale,
+        }
+        for scale in sorted({rate_scale(name) for name in parameters})
+        for decaying in (True, False)
     ]
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters.values())
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=fused)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group its share of the phase's learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_scale"]
 
 
 def learning_rate(step: int, *, steps: int, warmup: int, peak: float, final: float) -> float:

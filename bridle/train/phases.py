@@ -25,7 +25,7 @@ START_TOKENS_PER_CODE = 64
 NOTHING_YET = "nothing of this phase is done yet; the phase before is saved."
 
 
-def encoder_phase(run: Run, *, index: int, iteration: int) -> Phase:
+def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     """Train E and D to predict the frozen tokenizer's codes at masked positions (Algorithm 1, lines 16-20)."""
     nets = run.nets
 
@@ -41,7 +41,7 @@ def encoder_phase(run: Run, *, index: int, iteration: int) -> Phase:
     return replace(phase, trained=trained, step=step, start=start)
 
 
-def tokenizer_phase(run: Run, *, index: int, iteration: int) -> Phase:
+def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     """Teach tokenizer and estimator to explain the frozen encoder (Algorithm 1, lines 4-12)."""
     nets = run.nets
     assert nets.estimator is not None  # built together with the tokenizer
@@ -58,7 +58,7 @@ def tokenizer_phase(run: Run, *, index: int, iteration: int) -> Phase:
     return replace(phase, trained=trained, step=step, start=start, after_update=nets.tokenizer.quantizer.ema_update)
 
 
-def joint_phase(run: Run, *, index: int, iteration: int) -> Phase:
+def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     """L_encoder + α·L_tokenizer, the second every n steps (paper §5)."""
     nets, schedule = run.nets, run.config.schedule
     assert nets.estimator is not None  # built together with the tokenizer
@@ -81,7 +81,7 @@ def joint_phase(run: Run, *, index: int, iteration: int) -> Phase:
     )
 
 
-def predict_codes(run: Run, batch: Batch, draws: Draws) -> StepResult:
+def predict_codes(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
     """One masked-prediction step on a micro-batch."""
     nets, x = run.nets, batch.x  # (B, C, *input)
     found = targets(nets, x, batch.valid)  # codes (B, T, M), no gradient
@@ -101,7 +101,7 @@ def predict_codes(run: Run, batch: Batch, draws: Draws) -> StepResult:
     return StepResult(loss, found.codes, {"token_accuracy": accuracy})
 
 
-def explain_encoder(run: Run, batch: Batch, draws: Draws) -> StepResult:
+def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
     """One tokenizer step on a micro-batch: quantize, estimate the teacher's features, compare."""
     nets, x, weights = run.nets, batch.x, run.config.loss
     assert isinstance(nets.tokenizer, VitTokenizer)
@@ -139,7 +139,7 @@ def hidden_positions(mask: Mask) -> Hidden:
     return Hidden.of(mask.masked, mask.masked.shape[1] - mask.visible.shape[1])
 
 
-def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
+def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     """Start the codebooks from the first un-augmented tokens of the phase's order, then reset rare codes."""
     quantizer = run.nets.tokenizer.quantizer
     run.progress.note(f"{key}: starting {quantizer.codebooks} codebook(s) ({run.config.quantizer.start})")
@@ -161,7 +161,7 @@ def start_codebooks(run: Run, key: str, settings: PhaseConfig) -> None:
     run.nets.norms_start = [code.norm(dim=-1).tolist() for code in quantizer.code_vectors()]
 
 
-def centre_teacher(run: Run, key: str, settings: PhaseConfig) -> None:
+def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     """Measure the mean of the teacher's features, over all tokens or per position, so that it explains nothing.
 
     What position alone tells of the teacher needs no code: the estimator knows positions. Left in, it is most of the
@@ -185,14 +185,14 @@ def centre_teacher(run: Run, key: str, settings: PhaseConfig) -> None:
     run.nets.estimator.centre_on(torch.where(count > 0, total / count.clamp_min(1.0), overall).float())
 
 
-def start_tokens(run: Run, settings: PhaseConfig) -> int:
+def start_tokens(run: Run[Nets], settings: PhaseConfig) -> int:
     """max(global batch, 64·K) tokens, at most 131,072, as far as the data set goes."""
     T = run.config.geometry.build().tokens
     wanted = max(settings.batch * T, START_TOKENS_PER_CODE * max(run.config.quantizer.sizes))
     return min(wanted, MOST_START_TOKENS, len(run.source) * T)
 
 
-def first_batches(run: Run, key: str, settings: PhaseConfig) -> Iterator[Batch]:
+def first_batches(run: Run[Nets], key: str, settings: PhaseConfig) -> Iterator[Batch]:
     """The first un-augmented samples of the phase's order in fixed-size micro-batches; leaves when asked to stop."""
     T = run.config.geometry.build().tokens
     samples = -(-start_tokens(run, settings) // T)
@@ -203,7 +203,7 @@ def first_batches(run: Run, key: str, settings: PhaseConfig) -> Iterator[Batch]:
         yield move(batch, run.machine.device)
 
 
-def _phase(run: Run, settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:
+def _phase(run: Run[Nets], settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:
     samples, cap = len(run.source), run.config.max_steps
     steps = settings.step_count(samples)
     steps = steps if cap is None else min(steps, cap)

@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
+from torch import Tensor, nn
 
 from bridle.config import Config, differences, dump_config, read_config
+from bridle.data.balance import WeightedOrder
 from bridle.data.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
-from bridle.models.build import Nets
 from bridle.train.checkpoint import write_json
 from bridle.train.log import Callback, MetricsFile, ProgressLine, read_rows
 from bridle.train.runtime import Machine, StopRequest, environment
@@ -23,20 +24,40 @@ from bridle.train.runtime import Machine, StopRequest, environment
 FREE_KEYS = ("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views", "probe.", "finetune.")
 
 
+class Networks(Protocol):
+    """What the engine knows of the networks it trains."""
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """The networks by name, in a fixed order."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter and saved buffer, by dotted name."""
+        ...
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint keeps of them beside tensors, as JSON."""
+        ...
+
+
+Networks_co = TypeVar("Networks_co", bound=Networks, covariant=True)
+
+
 @dataclass
-class Run:
+class Run(Generic[Networks_co]):
     """Everything that is the same in all phases of a run."""
 
     folder: Path
     config: Config
     machine: Machine
     source: Source
-    nets: Nets
+    nets: Networks_co
     stop: StopRequest
     progress: ProgressLine
     callbacks: Sequence[Callback] = ()
     resumed_from: int | None = None  # step of the checkpoint this process continued from
     bad: dict[int, BadSample] = field(default_factory=dict)
+    weights: Sequence[float] | None = None  # how often each sample is drawn, relatively; None: once an epoch
 
     def __post_init__(self) -> None:
         self.metrics = MetricsFile(self.folder / "metrics.jsonl")
@@ -61,10 +82,12 @@ class Run:
         data = self.config.data
         assert data.mean is not None  # `prepare_folder` receives a config with measured statistics
         assert data.std is not None
+        seed, weights = self.config.seed, self.weights
         return Loader(
             source=self.source,
-            seed=self.config.seed,
+            seed=seed,
             phase=phase,
+            order=None if weights is None else WeightedOrder(weights=weights, seed=seed, phase=phase),
             batch=batch,
             micro_batch=micro_batch,
             mean=data.mean,

@@ -7,6 +7,7 @@ import fcntl
 import importlib.metadata
 import os
 import platform
+import resource
 import signal
 import sys
 from collections.abc import Iterator
@@ -122,6 +123,15 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder}: another bridle command is running in this directory; wait for it to end."
             ) from None
         yield
+
+
+def peak_memory() -> str:
+    """The most memory this process has held so far, and its share of a GPU if it used one."""
+    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in kilobytes elsewhere
+    found = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB"
+    if torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
+        found += f", {held / 1e9:.1f} GB on the GPU"
+    return found
 
 
 def environment(command: str | None = None) -> dict[str, Any]:

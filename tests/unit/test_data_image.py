@@ -11,7 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bridle.data.image import ImageFolder, centre_box, open_images, random_box, read_image
+from bridle.config.schema import AugmentConfig
+from bridle.data.image import EXTENSIONS, Images, centre_box, open_images, random_box, read_image
+from bridle.data.listing import DataListing, find_data
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 
@@ -24,8 +26,17 @@ def ramp(height: int = 24, width: int = 32) -> np.ndarray:
     return picture
 
 
-def folder(*paths: Path, channels: int = 3, size: tuple[int, int] = (8, 8), **options: object) -> ImageFolder:
-    return ImageFolder(paths=paths, labels=None, classes=None, channels=channels, size=size, **options)  # type: ignore[arg-type]
+def folder(
+    *paths: Path, channels: int = 3, size: tuple[int, int] = (8, 8), cache_mb: int = 0, **augment: object
+) -> Images:
+    wanted = AugmentConfig(**augment)  # type: ignore[arg-type]
+    return Images(
+        paths=paths, labels=None, classes=None, channels=channels, size=size, augment=wanted, cache_mb=cache_mb
+    )
+
+
+def found(root: Path) -> DataListing:
+    return find_data(root=str(root), manifest=None, layout="auto", extensions=EXTENSIONS)
 
 
 def read(path: Path, channels: int = 3, size: tuple[int, int] = (24, 32)) -> Tensor:
@@ -190,7 +201,7 @@ def test_pretraining_crops_are_functions_of_the_generator(tmp_path: Path) -> Non
 def test_half_of_the_pictures_are_mirrored_unless_told_not_to(tmp_path: Path) -> None:
     Image.fromarray(ramp()).save(tmp_path / "a.png")
 
-    def mirrored(source: ImageFolder) -> int:
+    def mirrored(source: Images) -> int:
         loaded = [source.load(0, torch.Generator().manual_seed(seed)).x[0] for seed in range(60)]
         return sum(int(red[:, 0].mean() > red[:, -1].mean()) for red in loaded)
 
@@ -280,7 +291,7 @@ def test_open_images_reads_labels_and_splits(tmp_path: Path) -> None:
     for name in ("train/a/1.png", "train/b/2.png", "test/b/3.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4)).save(tmp_path / name)
-    splits = open_images(tmp_path, geometry=Geometry(3, (8, 8), (4, 4)))
+    splits = open_images(found=found(tmp_path), geometry=Geometry(3, (8, 8), (4, 4)))
     assert splits.train.classes == ("a", "b")
     assert [splits.train.load(i, None).label for i in range(2)] == [0, 1]
     assert splits.test is not None
@@ -289,9 +300,75 @@ def test_open_images_reads_labels_and_splits(tmp_path: Path) -> None:
 
 
 def test_geometries_that_are_no_pictures_are_refused(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     with pytest.raises(ConfigError, match="not a height and a width"):
-        open_images(tmp_path, geometry=Geometry(3, (8,), (4,)))
+        open_images(found=found(tmp_path), geometry=Geometry(3, (8,), (4,)))
     with pytest.raises(ConfigError, match="1 channel"):
         folder(channels=2)
-    with pytest.raises(ConfigError, match="crop_scale"):
-        folder(crop_scale=(0.5, 0.2))
+
+
+@pytest.mark.parametrize("name", ["small.jpg", "large.jpg", "turned.jpg", "deep.png", "palette.png", "grey.webp"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_kept_pixels_give_the_same_samples_as_the_file(tmp_path: Path, name: str, channels: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    {
+        "small.jpg": lambda path: Image.fromarray(ramp()).save(path),
+        "large.jpg": lambda path: Image.fromarray(ramp(64, 80)).save(path),  # would be decoded at half its size
+        "turned.jpg": lambda path: Image.fromarray(ramp(20, 31)).save(path, exif=exif),
+        "deep.png": lambda path: Image.fromarray(ramp()[..., 0].astype(np.uint16) * 257).save(path),
+        "palette.png": lambda path: Image.fromarray(ramp()).quantize(9).save(path),
+        "grey.webp": lambda path: Image.fromarray(ramp()[..., 1]).save(path, lossless=True),
+    }[name](tmp_path / name)
+    plain = folder(tmp_path / name, channels=channels)
+    kept = folder(tmp_path / name, channels=channels, cache_mb=1)
+    for _ in range(2):  # made, then taken from memory
+        assert torch.equal(kept.load(0, None).x, plain.load(0, None).x)
+        for seed in range(5):
+            first, second = (source.load(0, torch.Generator().manual_seed(seed)).x for source in (plain, kept))
+            assert torch.equal(first, second)
+    (tmp_path / name).unlink()
+    if name == "large.jpg":
+        with pytest.raises(DataError, match="No such file"):
+            kept.load(0, None)
+    else:
+        assert kept.load(0, None).x.shape == (channels, 8, 8)
+
+
+def test_fine_tuning_changes_come_after_crop_and_flip_and_not_in_evaluation(tmp_path: Path) -> None:
+    Image.fromarray(ramp()).save(tmp_path / "a.png")
+    plain, erased = folder(tmp_path / "a.png"), folder(tmp_path / "a.png", erase=1.0)
+    strong = folder(tmp_path / "a.png", randaugment=2, randaugment_magnitude=9.0)
+    assert torch.equal(erased.load(0, None).x, plain.load(0, None).x)
+    assert torch.equal(strong.load(0, None).x, plain.load(0, None).x)
+    before, after = (source.load(0, torch.Generator().manual_seed(3)).x for source in (plain, erased))
+    changed = (before != after).any(0)
+    assert 0 < changed.float().mean() < 0.5  # a box; the rest is the same crop
+    assert torch.equal(before[:, ~changed], after[:, ~changed])
+    assert any(
+        not torch.equal(*(source.load(0, torch.Generator().manual_seed(seed)).x for source in (plain, strong)))
+        for seed in range(5)
+    )
+
+
+def test_several_labels_become_shares(tmp_path: Path) -> None:
+    Image.fromarray(ramp()).save(tmp_path / "a.png")
+    (tmp_path / "list.csv").write_text("path,labels\na.png,sky;sea\n")
+    listed = find_data(root=None, manifest=str(tmp_path / "list.csv"), layout="auto", extensions=EXTENSIONS)
+    source = open_images(found=listed, geometry=Geometry(3, (8, 8), (4, 4))).train
+    assert source.classes == ("sea", "sky")
+    label = source.load(0, None).label
+    assert isinstance(label, Tensor)
+    assert label.tolist() == [1, 1]
+
+
+def test_a_picture_of_many_megapixels_is_read_within_bounds(tmp_path: Path) -> None:
+    Image.new("RGB", (6000, 4000), (51, 51, 51)).save(tmp_path / "huge.jpg")
+    assert (folder(tmp_path / "huge.jpg").load(0, None).x - 0.2).abs().max() < 0.01
+
+
+def test_an_orientation_that_does_not_exist_is_upright(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 9
+    Image.fromarray(ramp()).save(tmp_path / "a.png", exif=exif)
+    assert torch.equal(read(tmp_path / "a.png"), as_tensor(ramp()))

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bridle.data.image import open_images
+from bridle.data.image import EXTENSIONS, open_images
+from bridle.data.listing import find_data
 from bridle.data.loader import Batch, Loader, measure, normalise, sequential
 from bridle.data.memory import TensorSource
 from bridle.data.order import Order
@@ -70,7 +71,8 @@ def pictures(tmp_path: Path) -> Source:
         (tmp_path / str(i % 3)).mkdir(exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(tmp_path / str(i % 3) / f"{i}.jpg")
     (tmp_path / "0" / "0.jpg").write_bytes(b"not a picture")
-    return open_images(tmp_path, geometry=Geometry(3, (8, 8), (4, 4))).train
+    found = find_data(root=str(tmp_path), manifest=None, layout="folders", extensions=EXTENSIONS)
+    return open_images(found=found, geometry=Geometry(3, (8, 8), (4, 4))).train
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -9,15 +9,26 @@ import torch
 from torch import Tensor
 
 from bridle.errors import DataError
-from bridle.evaluate.codebooks import CodeBatch, StageHealth, codebook_health, health_of_codes, verdicts
+from bridle.evaluate.codebooks import (
+    CodeBatch,
+    StageHealth,
+    Verdict,
+    code_agreement,
+    codebook_health,
+    health_of_codes,
+    verdicts,
+)
 from bridle.geometry import Geometry
-from bridle.models.tokenizer import ColdStartTokenizer
+from bridle.models.encoder import Encoder
+from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer
+from bridle.nn.transformer import initialise
 from bridle.quantize import ResidualQuantizer
 
 
 class FakeBatch(NamedTuple):
     x: Tensor
     valid: Tensor | None = None
+    label: Tensor | None = None
 
 
 def codes_of(*, samples: int, tokens: int, codes: int, seed: int = 0) -> Tensor:
@@ -133,3 +144,134 @@ def test_a_tokenizer_is_judged_stage_by_stage_and_left_as_it_was() -> None:
     assert [stage.energy for stage in stages] == pytest.approx(energy[1:].tolist(), rel=1e-5)
     assert tokenizer.training
     assert all(torch.equal(before[name], value) for name, value in tokenizer.state_dict().items())
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+GEOMETRY = Geometry(channels=1, input=(8, 8), patch=(2, 2))  # 16 tokens
+
+
+def started(tokenizer: Tokenizer, x: Tensor) -> Tokenizer:
+    with torch.no_grad():
+        tokenizer.quantizer.start_codebooks(tokenizer.encode(x), generator=seeded())
+    return tokenizer
+
+
+def cold_start(x: Tensor, *, codes: int = 16) -> Tokenizer:
+    tokenizer = ColdStartTokenizer(geometry=GEOMETRY, quantizer=ResidualQuantizer(codebooks=2, codes=codes, width=8))
+    tokenizer.draw_projection(seeded())
+    return started(tokenizer, x)
+
+
+def judged(tokenizer: Tokenizer, x: Tensor) -> list[Verdict]:
+    stages = codebook_health(tokenizer, [FakeBatch(x)])
+    steady = code_agreement(tokenizer, [FakeBatch(x)], generator=seeded())
+    return verdicts([stage._replace(agreement=kept) for stage, kept in zip(stages, steady, strict=True)])
+
+
+def test_a_healthy_tokenizer_is_called_healthy() -> None:
+    x = torch.randn(400, 1, 8, 8, generator=seeded())
+    assert [v.level for v in judged(cold_start(x), x)] == ["ok", "ok"]
+
+
+def test_a_tokenizer_with_a_collapsed_book_is_called_collapsed() -> None:
+    x = torch.randn(400, 1, 8, 8, generator=seeded())
+    tokenizer = cold_start(x)
+    with torch.no_grad():
+        tokenizer.quantizer.books[0].code[2:] = 100.0  # fourteen codes that no unit vector is ever nearest to
+    first, *_ = judged(tokenizer, x)
+    assert (first.stage, first.level) == (1, "bad") and "collapsed: 12 % of 16 codes in use" in first.text
+
+
+def test_a_tokenizer_that_sees_only_positions_is_found_out() -> None:
+    encoder = Encoder(geometry=GEOMETRY, width=16, depth=1, heads=2)
+    tokenizer = VitTokenizer(encoder=encoder, quantizer=ResidualQuantizer(codebooks=1, codes=16, width=8))
+    initialise(tokenizer, generator=seeded())
+    torch.nn.init.zeros_(encoder.embed.proj.weight)  # blind: what is left is the position table
+    x = torch.randn(400, 1, 8, 8, generator=seeded())
+    (found,) = judged(started(tokenizer.eval(), x), x)
+    assert found.level == "warn" and "position alone tells" in found.text
+
+
+def test_codes_that_describe_noise_are_called_unsteady() -> None:
+    x = 1e-3 * torch.randn(400, 1, 8, 8, generator=seeded())  # noise of 1 % of the spread is ten times the signal
+    first = judged(cold_start(x), x)[0]
+    assert first.level == "warn" and "survive noise 1 %" in first.text
+
+
+def test_agreement_is_one_where_nothing_depends_on_the_change() -> None:
+    x = torch.ones(4, 1, 8, 8) * torch.arange(1, 5)[:, None, None, None]
+    tokenizer = ColdStartTokenizer(
+        geometry=GEOMETRY, quantizer=ResidualQuantizer(codebooks=1, codes=2, width=4, residual="none")
+    )
+    tokenizer.projection.fill_(1.0)
+    with torch.no_grad():
+        tokenizer.quantizer.books[0].code.copy_(torch.tensor([[4.0], [16.0]]).expand(2, 4))
+        tokenizer.quantizer.started.fill_(True)
+    # Patches of ones sum to 4, 8, 12, 16: two values go to each code, none within noise of the border at 10.
+    (kept,) = code_agreement(tokenizer, [FakeBatch(x)], generator=seeded())
+    assert kept == {"noise 1 %": 1.0, "noise 5 %": 1.0, "shift by 1": 1.0}
+
+
+def test_agreement_counts_the_codes_a_shift_changes_and_leaves_padding_out() -> None:
+    x = torch.zeros(1, 1, 8, 8)
+    x[..., :2] = 1.0  # the left column of patches; shifted by one, half of it and half of the next
+    tokenizer = ColdStartTokenizer(
+        geometry=GEOMETRY, quantizer=ResidualQuantizer(codebooks=1, codes=2, width=4, residual="none")
+    )
+    tokenizer.projection.fill_(1.0)
+    with torch.no_grad():
+        tokenizer.quantizer.books[0].code.copy_(torch.tensor([[0.0], [3.9]]).expand(2, 4))  # the border is at 1.95
+        tokenizer.quantizer.started.fill_(True)
+    (kept,) = code_agreement(tokenizer, [FakeBatch(x)], generator=seeded())
+    assert kept["shift by 1"] == 12 / 16  # the second column of patches becomes 2, which is nearer to 3.9
+    valid = torch.ones(1, 4, 4, dtype=torch.bool)
+    valid[:, 0] = False
+    (kept,) = code_agreement(tokenizer, [FakeBatch(x, valid.flatten(1))], generator=seeded())
+    assert kept["shift by 1"] == 9 / 12
+
+
+def test_a_dominant_code_of_flat_patches_is_explained() -> None:
+    codes = codes_of(samples=400, tokens=8, codes=63)
+    codes[:, :3] = 63
+    batch = CodeBatch(codes, flat=codes[..., 0] == 63)
+    (found,) = verdicts(health_of_codes([batch], [64]))
+    assert "38 % of all tokens; 100 % of these are patches in which nothing varies" in found.text
+
+
+def test_flat_patches_are_told_by_the_input() -> None:
+    x = torch.randn(64, 1, 8, 8, generator=seeded())
+    x[:, :, :, :4] = 0.25  # half of all patches show nothing
+    stage = codebook_health(cold_start(x, codes=4), [FakeBatch(x)])[0]
+    assert stage.top_share == 0.5 and stage.top_flat == 1.0
+
+
+def test_codes_that_are_the_label_tell_all_of_it_and_other_codes_nothing() -> None:
+    label = torch.randint(4, (800,), generator=seeded())
+    own = label[:, None, None].expand(-1, 6, 1)
+    other = torch.randint(4, (800, 1, 1), generator=seeded(1)).expand(-1, 6, 1)  # the same in the whole sample
+    batches = [
+        CodeBatch(torch.cat([own, other], -1)[at : at + 100], label=label[at : at + 100]) for at in range(0, 800, 100)
+    ]
+    first, second = health_of_codes(batches, [4, 4], classes=4)
+    assert first.label_information == pytest.approx(math.log(4), rel=0.02)
+    # Six tokens of a sample count as six but say one thing; without foreign labels taken off this would be 0.005 or so.
+    assert second.label_information is not None and second.label_information < 0.01
+
+
+def test_label_information_needs_labels_and_enough_tokens() -> None:
+    codes = codes_of(samples=10, tokens=4, codes=8)
+    assert health_of_codes([CodeBatch(codes)], [8], classes=4)[0].label_information is None
+    label = torch.arange(10) % 4
+    assert health_of_codes([CodeBatch(codes, label=label)], [8], classes=4)[0].label_information is None
+    assert health_of_codes([CodeBatch(codes, label=label)], [8])[0].label_information is None
+
+
+def test_tuples_and_top_codes_by_hand() -> None:
+    codes = torch.tensor([[[0, 0], [0, 1], [0, 1], [2, 0]]])
+    first, second = health_of_codes([CodeBatch(codes)], [4, 2])
+    assert (first.tuples, second.tuples, second.tuples_exact) == (2, 3, True)
+    assert first.top_codes[:2] == [0, 2] and first.top_shares == [0.75, 0.25, 0.0, 0.0]
+    assert (first.dead, second.dead) == (2, 0)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,16 +10,12 @@ import torch
 from torch import Tensor
 
 from bridle.errors import DataError, NonFiniteError
-from bridle.evaluate import transfer
-from bridle.evaluate.transfer import (
-    Features,
-    axis_pool,
-    collect_features,
-    linear_probe,
-    mean_pool,
-    raw_features,
-    split_features,
-)
+from bridle.evaluate import features as features_module
+from bridle.evaluate import logistic
+from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
+from bridle.evaluate.logistic import fit_logistic
+from bridle.evaluate.transfer import LabelsResult, ProbeResult, linear_probe, score_folds, score_split
+from bridle.nn.pooling import axis_pool, mean_pool
 
 
 class FakeBatch(NamedTuple):
@@ -165,7 +161,7 @@ def test_the_probe_separates_what_a_line_separates() -> None:
     result = linear_probe(blobs(200, 8, 16, apart=4.0), blobs(80, 8, 16, apart=4.0, seed=1), seed=0)
     assert result.accuracy == 1.0 and result.top5 == 1.0 and result.balanced_accuracy == 1.0
     assert (result.classes, result.train_items, result.test_items, result.chance) == (8, 200, 80, 0.125)
-    assert result.converged
+    assert result.setting["converged"]
 
 
 def test_the_probe_of_noise_is_at_chance() -> None:
@@ -189,19 +185,24 @@ def test_the_probe_gives_the_same_numbers_each_time() -> None:
 
 
 def test_the_choice_of_strength_never_sees_the_test_items(monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted: list[Features] = []
-    original = transfer._fit_along
-    monkeypatch.setattr(transfer, "_fit_along", lambda items, path: fitted.append(items) or original(items, path))
+    fitted: list[int] = []
+    original = logistic._solve
+
+    def counted(x: Tensor, *others: Any, **named: Any) -> Any:
+        fitted.append(len(x))
+        return original(x, *others, **named)
+
+    monkeypatch.setattr(logistic, "_solve", counted)
     train = blobs(100, 4, 6)
     a = linear_probe(train, blobs(40, 4, 6, seed=1), seed=0)
     b = linear_probe(train, Features(-100 * blobs(40, 4, 6, seed=1).x, np.arange(40) % 4), seed=0)
-    assert a.strength == b.strength and a.accuracy != b.accuracy
-    assert [len(items.y) for items in fitted] == [80, 100, 80, 100]
+    assert a.setting == b.setting and a.accuracy != b.accuracy
+    assert set(fitted) == {80, 100} and fitted.count(100) == 2
 
 
 def test_strong_regularisation_wins_where_features_are_mostly_noise() -> None:
     train, test = blobs(120, 4, 100, apart=0.25), blobs(400, 4, 100, apart=0.25, seed=1)
-    assert linear_probe(train, test, seed=0).strength <= 0.1
+    assert linear_probe(train, test, seed=0).setting["strength"] <= 0.1
 
 
 def test_features_are_standardised_so_that_their_units_do_not_matter() -> None:
@@ -226,10 +227,10 @@ def test_a_test_label_that_training_never_saw_counts_as_wrong() -> None:
 
 
 def test_a_fit_that_hits_its_limit_says_so_and_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "MAX_ITERATIONS", 1)
+    monkeypatch.setattr(logistic, "MAX_ITERATIONS", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not linear_probe(blobs(100, 4, 6), blobs(40, 4, 6, seed=1), seed=0).converged
+        assert not linear_probe(blobs(100, 4, 6), blobs(40, 4, 6, seed=1), seed=0).setting["converged"]
 
 
 def test_one_class_only_is_refused() -> None:
@@ -249,3 +250,4 @@ def test_a_result_survives_json() -> None:
     result = linear_probe(blobs(60, 6, 4), blobs(30, 6, 4, seed=1), seed=0)
     back = json.loads(json.dumps(result.as_dict()))
     assert back["accuracy"] == result.accuracy and back["interval"] == list(result.interval)
+    assert back["strength"] == result.setting["strength"] and "folds" not in back

@@ -13,7 +13,7 @@ PACKAGE = Path(bridle.__file__).parent
 ORDER = [
     *("errors", "geometry", "distributed", "seeding", "cpu"),
     *("config", "nn", "quantize", "models", "data", "train", "evaluate", "report", "export", "bench"),
-    *("doctor", "api", "demo", "cli"),
+    *("doctor", "api", "processes", "demo", "ablation", "cli"),
 ]
 
 

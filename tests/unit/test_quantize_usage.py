@@ -12,6 +12,7 @@ from bridle.errors import UsageError
 from bridle.quantize.usage import (
     NEVER,
     CodeAge,
+    CollapseWatch,
     DistinctCounter,
     UsageCounter,
     effective_usage,
@@ -227,3 +228,28 @@ def test_ages_are_saved_and_loaded() -> None:
     assert [age.tolist() for age in other.ages] == [[0, NEVER + 1, NEVER + 1], [NEVER + 1, 0]]
     with pytest.raises(UsageError, match=r"do not fit codebooks of \[3\]"):
         CodeAge((3,)).load_state(saved)
+
+
+def test_a_collapse_is_announced_once_and_again_only_after_a_recovery() -> None:
+    watch = CollapseWatch([64, 64], window=50)
+    said = [
+        len(watch.look(step=step, usage=[0.9, usage], top=[0.1, 0.1]))
+        for step, usage in ((50, 0.8), (60, 0.49), (70, 0.51), (80, 0.45), (90, 0.7), (100, 0.3))
+    ]
+    assert said == [0, 1, 0, 0, 0, 1]
+
+
+def test_a_collapse_warning_names_stage_and_share() -> None:
+    (text,) = CollapseWatch([64, 64], window=50).look(step=50, usage=[0.9, 0.25], top=[0.1, 0.1])
+    assert "stage 2 is collapsing: 25 % of its 64 codes" in text
+
+
+def test_usage_is_not_judged_before_its_window_is_full() -> None:
+    watch = CollapseWatch([64], window=50)
+    assert watch.look(step=49, usage=[0.1], top=[1.0]) == []
+    assert len(watch.look(step=50, usage=[0.1], top=[1.0])) == 2
+
+
+def test_a_code_that_takes_over_is_announced_but_not_where_there_are_only_two() -> None:
+    (text,) = CollapseWatch([64, 2], window=1).look(step=1, usage=[1.0, 1.0], top=[0.41, 0.9])
+    assert text.startswith("stage 1: one code takes 41 % of the tokens")

@@ -1,0 +1,248 @@
+"""`bridle ablate`: a grid of runs over seeds and one table; the same command continues it.
+
+A table is a YAML file of rows; each row is a name and the overrides in which it differs from the recipe, the first row
+being the benchmark:
+
+    title: Number of codebooks
+    iterations: 1
+    measures: [probe]                # probe, finetune, or both
+    rows:
+      "4 sets": [quantizer=rq]
+      "1 set": [quantizer=rq, quantizer.codebooks=1]
+
+Rows that differ only in `finetune.` share their pretraining. Every score is paired with the benchmark's of the same
+seed (and fold); with d_1 … d_n the differences and t the 97.5 % point of Student's distribution,
+
+    change = mean(d) ± t · sd(d)/√n      from n = 2 on; "*" where the interval does not hold 0.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import resources
+from math import sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from bridle.config import load_config
+from bridle.config.document import read_document
+from bridle.errors import ConfigError, UsageError, quoted
+from bridle.processes import run_beside
+from bridle.seeding import mix
+from bridle.train.checkpoint import write_json
+
+MEASURES = ("probe", "finetune")
+KEYS = ("title", "iterations", "measures", "rows")
+
+
+class Grid(NamedTuple):
+    """A table to be filled."""
+
+    name: str
+    title: str
+    iterations: int
+    measures: tuple[str, ...]
+    rows: Mapping[str, tuple[str, ...]]  # overrides by name; the first is the benchmark
+
+
+class Cell(NamedTuple):
+    """One row under one seed."""
+
+    row: str
+    seed: int
+    folder: Path  # of the pretraining run
+    pretrain: tuple[str, ...]  # overrides
+    finetune: tuple[str, ...]
+
+
+class Change(NamedTuple):
+    """A row beside the benchmark."""
+
+    change: float
+    half: float | None  # of the 95 % interval; None for a single pair
+    pairs: int
+
+    def __str__(self) -> str:
+        if self.half is None:
+            return f"{100 * self.change:+.1f}"
+        star = "" if abs(self.change) <= self.half else " *"
+        return f"{100 * self.change:+.1f} ±{100 * self.half:.1f}{star}"
+
+
+def table_names() -> list[str]:
+    """The tables shipped with bridle."""
+    folder = resources.files("bridle.config") / "tables"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def read_grid(name: str) -> Grid:
+    """A shipped table by name, or a YAML file."""
+    if name in table_names():
+        text = (resources.files("bridle.config") / "tables" / f"{name}.yaml").read_text(encoding="utf-8")
+    elif Path(name).suffix in (".yaml", ".yml") and Path(name).is_file():
+        text = Path(name).read_text(encoding="utf-8")
+    else:
+        raise UsageError(f"--table {quoted(name)}: expected a YAML file or one of {', '.join(table_names())}.")
+    found = read_document(text, Path(name).name)
+    unknown = {path[0] for path in found} - set(KEYS)
+    if unknown:
+        raise ConfigError(f"{name}: unknown key {quoted(sorted(unknown)[0])}; a table has {', '.join(KEYS)}.")
+    rows = {".".join(path[1:]): entry for path, entry in found.items() if path[0] == "rows"}
+    for row, entry in rows.items():
+        if not isinstance(entry.value, list) or not all(isinstance(change, str) for change in entry.value):
+            raise ConfigError(f"{entry.where}: row {quoted(row)} should be a list of key=value, such as [seed=1].")
+    if len(rows) < 2:
+        raise ConfigError(f"{name}: a table needs at least two rows, the benchmark and another; got {len(rows)}.")
+    value = {path[0]: entry.value for path, entry in found.items() if len(path) == 1}
+    measures = tuple(value.get("measures") or ["probe"])
+    if wrong := [measure for measure in measures if measure not in MEASURES]:
+        raise ConfigError(f"{name}: measures holds {quoted(wrong[0])}; expected {' and '.join(MEASURES)}.")
+    iterations = value.get("iterations", 2)
+    if not isinstance(iterations, int) or iterations < 1:
+        raise ConfigError(f"{name}: iterations is {quoted(iterations)}; expected a whole number from 1 on.")
+    stem = Path(name).stem
+    rows_ = {row: tuple(entry.value) for row, entry in rows.items()}
+    return Grid(stem, str(value.get("title") or stem), iterations, measures, rows_)
+
+
+def run_grid(
+    recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path, jobs: int | None = None
+) -> Path:
+    """Run what is not finished yet, then write table.md, table.csv and table.json. Returns the first of them."""
+    console, began = Console(highlight=False), time.perf_counter()
+    grid_cells = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
+    jobs = jobs or max(1, (os.cpu_count() or 1) // max(1, load_config(recipe, overrides).runtime.threads))
+    out.mkdir(parents=True, exist_ok=True)
+    runs = {cell.folder: cell for cell in grid_cells}
+    console.print(
+        f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs, {jobs} at a time", markup=False
+    )
+    run_beside(
+        {f"{folder.name}": ["pretrain", recipe, *cell.pretrain, "--out", str(folder)] for folder, cell in runs.items()},
+        jobs=jobs,
+        console=console,
+    )
+    if "finetune" in grid.measures:
+        for cell in grid_cells:  # one after the other: rows that share a run share its folder
+            run_beside(
+                {f"{cell.folder.name} finetune": ["finetune", str(cell.folder), *cell.finetune]},
+                jobs=1,
+                console=console,
+            )
+            _keep_finetuned(cell)
+    scores = {cell: read_scores(cell, grid) for cell in grid_cells}
+    return write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
+
+
+def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path) -> Iterator[Cell]:
+    """Every row under every seed, checked before anything is run."""
+    for row, changes in grid.rows.items():
+        for seed in seeds:
+            everything = [*overrides, *changes, f"seed={seed}", f"schedule.iterations={grid.iterations}"]
+            config = load_config(recipe, everything)  # a typo in the last row is told before the first one runs
+            if "probe" in grid.measures and not config.probe.enabled:
+                raise ConfigError(f"row {quoted(row)}: probe.enabled is false, but the table measures the probe.")
+            pretrain = tuple(change for change in everything if not change.startswith("finetune."))
+            finetune = tuple(change for change in everything if change.startswith("finetune."))
+            key = f"{mix(recipe, *pretrain) % 16**6:06x}"
+            yield Cell(row, seed, out / "runs" / f"seed{seed}-{key}", pretrain, finetune)
+
+
+def _finetuned_file(cell: Cell) -> Path:
+    return cell.folder / f"finetune-{mix(*cell.finetune) % 16**6:06x}.json"
+
+
+def _keep_finetuned(cell: Cell) -> None:
+    """finetune.json is of the settings last asked for; a table needs those of every row."""
+    found = json.loads((cell.folder / "finetune.json").read_text(encoding="utf-8"))
+    write_json(_finetuned_file(cell), found)
+
+
+def read_scores(cell: Cell, grid: Grid) -> dict[str, list[float]]:
+    """The score of every measure after the last iteration: one number, or one of each fold."""
+    scores = {}
+    for measure in grid.measures:
+        path = cell.folder / "results.json" if measure == "probe" else _finetuned_file(cell)
+        found = json.loads(path.read_text(encoding="utf-8"))
+        entry: dict[str, Any] = next((e for e in found["evaluations"] if e["iteration"] == grid.iterations), {})
+        result = entry.get(measure)
+        if not result:
+            raise UsageError(f"{path}: no {measure} result; the table needs labelled data.")
+        parts = result.get("folds") or [result]
+        scores[measure] = [float(part["accuracy"] if "accuracy" in part else part["map"]) for part in parts]
+    return scores
+
+
+def compare(own: Sequence[float], benchmark: Sequence[float]) -> Change:
+    """Paired difference of two lists of scores."""
+    from scipy.stats import t
+
+    differences = [a - b for a, b in zip(own, benchmark, strict=True)]
+    n = len(differences)
+    half = float(t.ppf(0.975, n - 1)) * stdev(differences) / sqrt(n) if n > 1 else None
+    return Change(mean(differences), half, n)
+
+
+def write_tables(
+    grid: Grid,
+    scores: Mapping[Cell, Mapping[str, Sequence[float]]],
+    recipe: str,
+    overrides: Sequence[str],
+    out: Path,
+    *,
+    minutes: float,
+) -> Path:
+    """The grid as Markdown, CSV and JSON, and on the screen."""
+    lines = [table_line(grid, scores, row) for row in grid.rows]
+    seeds = sorted({cell.seed for cell in scores})
+    heads = ["row", *(f"{measure} %" for measure in grid.measures), *(f"{measure} change" for measure in grid.measures)]
+    command = f"bridle ablate {' '.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
+    told = f"`{command}`; {minutes:.1f} minutes in this sitting. Mean ± spread over seeds; changes are paired by seed "
+    told += "and fold, ± half their 95 % interval, * where it excludes 0. Nothing was chosen on test data."
+    rows = [[line["row"], *line["shown"]] for line in lines]
+    markdown = "\n".join(
+        [f"**{grid.title}**", "", _bar(heads), _bar(["---"] * len(heads)), *(_bar(row) for row in rows), "", told, ""]
+    )
+    (out / "table.md").write_text(markdown, encoding="utf-8")
+    text = io.StringIO()
+    csv.writer(text).writerows([heads, *rows])
+    (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
+    write_json(out / "table.json", {"title": grid.title, "command": command, "seeds": seeds, "rows": lines})
+    screen = Table(*heads, title=grid.title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        screen.add_row(*row)
+    console = Console(highlight=False)
+    console.print(screen)
+    console.print(f"wrote {out / 'table.md'}, table.csv and table.json", markup=False, soft_wrap=True)
+    return out / "table.md"
+
+
+def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Sequence[float]]], row: str) -> dict[str, Any]:
+    """The figures of one row, and how they are shown."""
+    benchmark = next(iter(grid.rows))
+    line: dict[str, Any] = {"row": row, "scores": {}, "changes": {}}
+    means, changes = [], []
+    for measure in grid.measures:
+        own = {cell.seed: scores[cell][measure] for cell in scores if cell.row == row}
+        base = {cell.seed: scores[cell][measure] for cell in scores if cell.row == benchmark}
+        by_seed = [mean(values) for values in own.values()]
+        spread = f" ±{100 * stdev(by_seed):.1f}" if len(by_seed) > 1 else ""
+        change = compare([v for s in own for v in own[s]], [v for s in own for v in base[s]])
+        line["scores"][measure] = {str(seed): list(values) for seed, values in own.items()}
+        line["changes"][measure] = change._asdict()
+        means.append(f"{100 * mean(by_seed):.1f}{spread}")
+        changes.append("0" if row == benchmark else str(change))
+    return {**line, "shown": [*means, *changes]}
+
+
+def _bar(cells_: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells_) + " |"

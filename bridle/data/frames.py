@@ -1,0 +1,325 @@
+"""Frames of video files, decoded by FFmpeg: the program that `contained` runs for `video`.
+
+Torch-free and without imports from bridle, see `serving`. Shapes: an answer is (frames, h, w, C) uint8, C 1 or 3.
+
+Frames are counted in the order they are shown. Their number and times come from the packets of the file, which are
+read but not decoded; what a file says about its length is never believed. A clip is decoded from the last key frame
+before it. Where times cannot be trusted (a reordering codec in AVI, times that repeat), frames are counted by decoding.
+A file that breaks off is as long as what is whole of it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from av.container import InputContainer
+from av.video.frame import VideoFrame
+from av.video.reformatter import VideoReformatter
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+Pictures = NDArray[np.uint8]
+Answer = tuple[dict[str, Any], Pictures]
+
+OPTIONS = {
+    # By content, whatever the name: playlists and the like would open other files, or connections.
+    "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm,gif",
+    "protocol_whitelist": "file",
+}
+LARGEST_FRAME = 8192 * 8192  # pixels
+MOST_FRAMES = 10_000_000  # a day at 100 frames a second
+NARROWEST = 32  # long side : short side
+KEPT = 64  # files whose frame times are remembered
+ONE_THREAD: dict[str, Any] = (
+    {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
+)  # older ones know no other
+
+
+class Times(NamedTuple):
+    """Which frames a file holds, without their pictures."""
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    shown: list[int] | None  # when each frame is shown, in `unit`; None: frames can only be told apart by counting
+    keys: list[int]  # of these, the frames that decoding can start at
+    unit: float  # seconds
+
+    def seconds(self, frame: int) -> float:
+        """Time of a frame since the first one."""
+        return (frame if self.shown is None else self.shown[frame] - self.shown[0]) * self.unit
+
+    def between(self, start: float, end: float | None) -> range:
+        """The frames shown from `start` to before `end`."""
+        numbers = range(self.count)
+        first = bisect_left(numbers, start - 1e-6, key=self.seconds)
+        return range(first, self.count if end is None else bisect_left(numbers, end - 1e-6, key=self.seconds))
+
+
+class TimesError(Exception):
+    """Frames came at other times than their packets said."""
+
+
+class Look(NamedTuple):
+    """How frames become pictures."""
+
+    channels: int
+    short_side: int
+    least: tuple[int, int]  # height and width that a picture must cover
+
+
+class Cut(NamedTuple):
+    """Which frames are wanted."""
+
+    place: float  # see start_of
+    length: int | None  # frames; None: all
+    stride: int
+    span: tuple[float, float | None] = (0.0, None)  # seconds
+    most: int = MOST_FRAMES
+
+
+known: dict[tuple[str, int, int], Times] = {}
+
+
+def clip(path: str, *, channels: int, short_side: int, least: tuple[int, int], **cut: Any) -> Iterator[Answer]:
+    """Up to `length` frames, every `stride`-th, from `place` on; fewer where the file or span ends before the clip.
+
+    Without a length: all frames, but only the first one if there are more than `most`. Facts: `frames`, how many the
+    file or span holds.
+    """
+    look, wanted = Look(channels, short_side, least), Cut(**cut)
+    try:
+        answer = cut_clip(path, find_times(path), wanted, look)
+    except TimesError:
+        times = count_frames(path)
+        remember(path, times)
+        answer = cut_clip(path, times, wanted, look)
+    yield answer
+
+
+def cut_clip(path: str, times: Times, cut: Cut, look: Look) -> Answer:
+    part = times.between(*cut.span)
+    if not part:
+        start, end = cut.span
+        where = (
+            "" if (start, end) == (0.0, None) else f" from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
+        )
+        raise ValueError(f"it holds no frames{where}")
+    length = cut.length or (len(part) if len(part) <= cut.most else 1)
+    wanted = list(part[start_of(len(part), place=cut.place, length=length, stride=cut.stride) :: cut.stride][:length])
+    frames = frames_by_number(path, wanted) if times.shown is None else frames_by_time(path, times, wanted)
+    return {"frames": len(part)}, pictures(frames, look)
+
+
+def start_of(frames: int, *, place: float, length: int, stride: int) -> int:
+    """First frame of a clip: `place` (0 … 1) along all the starts at which it fits; 0 where it does not."""
+    spare = max(frames - (length - 1) * stride - 1, 0)
+    return min(int(place * (spare + 1)), spare)
+
+
+def windows(path: str, *, length: int, stride: int, **look: Any) -> Iterator[Answer]:
+    """All of a file, every `stride`-th frame, `length` frames at a time. Facts: `seconds`, the times of these."""
+    shape, paint = Look(**look), None
+    with opened(path) as (container, stream):
+        kept: list[Pictures] = []
+        seconds: list[float] = []
+        begin = 0.0
+        for number, frame in enumerate(decoded(container, stream)):
+            time = frame_seconds(frame, number, stream)
+            begin = time if number == 0 else begin
+            if number % stride:
+                continue
+            paint = paint or Paint(frame, shape)
+            seconds.append(time - begin)
+            kept.append(paint(frame))
+            if len(kept) == length:
+                yield {"seconds": seconds}, np.stack(kept)
+                kept, seconds = [], []
+        if kept:
+            yield {"seconds": seconds}, np.stack(kept)
+        if paint is None:
+            raise ValueError("it holds no frames")
+
+
+def frame_seconds(frame: VideoFrame, number: int, stream: VideoStream) -> float:
+    if frame.pts is not None and frame.time_base is not None and has_times(stream):
+        return float(frame.pts * frame.time_base)
+    return number / float(stream.average_rate or 25)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
+    """The file and its first stream of pictures."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for somebody to write into it
+        raise ValueError("it is a folder" if os.path.isdir(path) else "it is not a regular file")
+    with open_container(path) as container:
+        videos = [stream for stream in container.streams.video if "attached_pic" not in str(stream.disposition)]
+        if not videos:
+            others = " and ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+            raise ValueError(f"it holds no pictures, only {others}" if others != "nothing" else "it holds nothing")
+        context = videos[0].codec_context
+        if context.width * context.height > LARGEST_FRAME:
+            raise ValueError(f"its frames of {context.width}×{context.height} are larger than 8192×8192 pixels")
+        context.thread_count = 1  # loaders run one decoder per core
+        context.options = {"max_pixels": str(LARGEST_FRAME)}  # headers inside the stream may say something else
+        yield container, videos[0]
+
+
+def open_container(path: str) -> InputContainer:
+    try:
+        return av.open(path, options=OPTIONS, metadata_errors="replace")
+    except (av.error.InvalidDataError, av.error.ArgumentError) as error:
+        raise ValueError(
+            "it is not an MP4, MOV, AVI, Matroska, WebM or GIF file, or its beginning is damaged"
+        ) from error
+
+
+def has_times(stream: VideoStream) -> bool:
+    """AVI stores frames in the order of decoding and no times; codecs that reorder frames lose theirs."""
+    return not (stream.container.format.name == "avi" and stream.codec_context.name in ("h264", "hevc"))
+
+
+def find_times(path: str) -> Times:
+    """The frame times of a file, remembered while the file does not change."""
+    times = known.get(identity(path))
+    if times is None:
+        times = read_times(path)
+        remember(path, times)
+    return times
+
+
+def identity(path: str) -> tuple[str, int, int]:
+    status = os.stat(path)
+    return path, status.st_mtime_ns, status.st_size
+
+
+def remember(path: str, times: Times) -> None:
+    if len(known) >= KEPT:
+        del known[next(iter(known))]
+    known[identity(path)] = times
+
+
+def read_times(path: str) -> Times:
+    """Frame times from packets, without decoding."""
+    with opened(path) as (container, stream):
+        if not has_times(stream) or stream.time_base is None:
+            return count_frames(path)
+        shown, keys = [], []
+        for packet in packets(container, stream):
+            if packet.pts is None:
+                return count_frames(path)
+            shown.append(packet.pts)
+            if packet.is_keyframe:
+                keys.append(packet.pts)
+        shown.sort()
+        if len(set(shown)) < len(shown):
+            return count_frames(path)
+        return Times(len(shown), shown, sorted(keys), float(stream.time_base))
+
+
+def count_frames(path: str) -> Times:
+    with opened(path) as (container, stream):
+        count = sum(1 for _ in decoded(container, stream))
+        return Times(count, None, [], 1 / float(stream.average_rate or 25))
+
+
+def packets(container: InputContainer, stream: VideoStream) -> Iterator[av.Packet[VideoStream]]:
+    """Whole packets with content."""
+    count = 0
+    for packet in container.demux(stream):
+        if packet.size == 0 or packet.is_corrupt or packet.is_discard:  # the last: cut away by an edit of the file
+            continue
+        count += 1
+        if count > MOST_FRAMES:
+            raise ValueError(f"it holds more than {MOST_FRAMES} frames")
+        yield packet
+
+
+def decoded(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame]:
+    """All frames from where the file stands, in the order they are shown."""
+    for packet in container.demux(stream):
+        if not packet.is_corrupt:  # the torn end of a file that breaks off
+            yield from packet.decode()
+
+
+def frames_by_number(path: str, wanted: list[int]) -> Iterator[VideoFrame]:
+    """The frames with these numbers (growing), by decoding from the start."""
+    left = wanted[::-1]
+    with opened(path) as (container, stream):
+        for number, frame in enumerate(decoded(container, stream)):
+            if number == left[-1]:
+                yield frame
+                left.pop()
+                if not left:
+                    return
+    raise ValueError(f"frame {left[-1]} cannot be decoded")
+
+
+def frames_by_time(path: str, times: Times, wanted: list[int]) -> Iterator[VideoFrame]:
+    """The frames shown when these frames (growing) should be, decoded from the key frame before them."""
+    assert times.shown is not None
+    left = [times.shown[number] for number in reversed(wanted)]
+    before = bisect_right(times.keys, left[-1])
+    with opened(path) as (container, stream):
+        if before > 1:
+            container.seek(times.keys[before - 1], stream=stream)
+        current: VideoFrame | None = None  # on the screen until the next one
+        for frame in decoded(container, stream):
+            if frame.pts is None or (current is not None and current.pts is not None and frame.pts <= current.pts):
+                raise TimesError
+            while frame.pts > left[-1]:  # a packet without a frame of its own
+                if current is None:
+                    raise TimesError
+                yield current
+                left.pop()
+                if not left:
+                    return
+            if frame.pts == left[-1]:
+                yield frame
+                left.pop()
+                if not left:
+                    return
+            current = frame
+    raise ValueError(f"the frame at {(left[-1] - times.shown[0]) * times.unit:g} s cannot be decoded")
+
+
+def pictures(frames: Iterator[VideoFrame], look: Look) -> Pictures:
+    """(frames, h, w, C)"""
+    paint: Paint | None = None
+    painted = []
+    for frame in frames:
+        paint = paint or Paint(frame, look)
+        painted.append(paint(frame))
+    return np.stack(painted)
+
+
+class Paint:
+    """Turns frames upright and scales them to one size, chosen by the first frame.
+
+    The short side becomes `short_side`, or more where that would not cover `least`; bilinear, averaging where it
+    shrinks. One scaler serves all frames, because setting one up costs as much as scaling a small frame.
+    """
+
+    def __init__(self, frame: VideoFrame, look: Look) -> None:
+        self.turns = round(getattr(frame, "rotation", 0) / 90) % 4  # quarter turns, counter-clockwise
+        width, height = (frame.height, frame.width) if self.turns % 2 else (frame.width, frame.height)
+        if max(width, height) > NARROWEST * min(width, height):
+            raise ValueError(f"its frames of {width}×{height} are more than {NARROWEST} times as long as wide")
+        scale = max(look.short_side / min(width, height), look.least[0] / height, look.least[1] / width)
+        h, w = (max(round(height * scale), look.least[0]), max(round(width * scale), look.least[1]))
+        self.size = (w, h) if self.turns % 2 == 0 else (h, w)
+        self.format = "gray" if look.channels == 1 else "rgb24"
+        self.scaler = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame) -> Pictures:
+        width, height = self.size
+        scaled = self.scaler.reformat(
+            frame, width=width, height=height, format=self.format, interpolation="BILINEAR", **ONE_THREAD
+        )
+        picture = np.ascontiguousarray(np.rot90(scaled.to_ndarray(), self.turns), dtype=np.uint8)
+        return picture.reshape(*picture.shape[:2], -1)

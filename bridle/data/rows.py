@@ -1,0 +1,253 @@
+"""Rows of a file list on their way into a data set: names, classes, spans and folds, packed.
+
+A row costs its path and some forty bytes, so a million rows fit, and copying them to workers is cheap.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import isnan, nan
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from bridle.data.folders import Listing, PathList
+from bridle.data.sources import Labels
+from bridle.errors import ConfigError, DataError, quoted
+
+Span = tuple[float, float | None]  # start and end in seconds; None: to the end
+WHOLE: Span = (0.0, None)
+
+
+class DataListing(NamedTuple):
+    """The files of a data set: what is train and test, and what they are labelled with."""
+
+    train: Listing
+    test: Listing | None
+    classes: tuple[str, ...] | None
+    folds: Sequence[int] | None = None  # of every train file, for cross-validation
+    notes: tuple[str, ...] = ()  # what a user should hear about how the list was read
+
+
+class Several(Sequence[tuple[int, ...]]):
+    """Any number of labels for each row."""
+
+    def __init__(self, values: array[int], ends: array[int]) -> None:
+        self.values, self.ends = values, ends  # row i has values[ends[i] : ends[i + 1]]
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, at: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        i = range(len(self))[at]
+        return tuple(self.values[self.ends[i] : self.ends[i + 1]])
+
+
+class Spans(Sequence[Span]):
+    """Start and end of each row; an end that is not a number stands for the end of the file."""
+
+    def __init__(self, starts: array[float], ends: array[float]) -> None:
+        self.starts, self.ends = starts, ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, at: int) -> Span: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Span]: ...
+    def __getitem__(self, at: int | slice) -> Span | list[Span]:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        end = self.ends[at]
+        return self.starts[at], None if isnan(end) else end
+
+
+class Numbering:
+    """Numbers of class names: those of a label file, or in the order they come, to be sorted when all are known."""
+
+    def __init__(self, names: Sequence[str] | None, *, file: Path | None = None) -> None:
+        self.numbers = {name: i for i, name in enumerate(names or ())}
+        self.names = None if names is None else tuple(names)
+        self.file = file
+
+    def number(self, name: str, where: str) -> int:
+        """The number of a class; a label file may also be referred to by position."""
+        number = self.numbers.get(name)
+        if number is not None:
+            return number
+        if self.names is None:
+            return self.numbers.setdefault(name, len(self.numbers))
+        if is_count(name) and int(name) < len(self.names):
+            return int(name)
+        raise DataError(
+            f"{where}: label {quoted(name)} is not among the {len(self.names)} of the label file {quoted(self.file)}; "
+            "correct it, or add it there."
+        )
+
+    def settled(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """All names in their final order, and the final number for each number given so far."""
+        if self.names is not None:
+            return self.names, np.arange(len(self.names), dtype=np.int32)
+        numeric = all(is_count(name) for name in self.numbers)
+        classes = sorted(self.numbers, key=int) if numeric else sorted(self.numbers)
+        final = np.empty(len(classes), dtype=np.int32)
+        final[[self.numbers[name] for name in classes]] = np.arange(len(classes), dtype=np.int32)
+        return tuple(classes), final
+
+
+class Rows:
+    """The rows of one split, in columns."""
+
+    def __init__(self, root: Path) -> None:
+        self.paths = PathList(root)
+        self.values, self.ends = array("i"), array("q", [0])  # labels, see Several
+        self.starts, self.stops = array("d"), array("d")
+        self.folds = array("q")
+        self.labelled: bool | None = None  # None until the first row tells
+        self.spanned = False
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def add(self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: str) -> None:
+        if self.labelled is None:
+            self.labelled = labels is not None
+        if self.labelled != (labels is not None):
+            states = ("has no label", "have one") if self.labelled else ("has a label", "have none")
+            raise DataError(f"{where} {states[0]}, the rows before it {states[1]}; label every row, or none.")
+        if self.folds and (self.folds[0] < 0) != (fold is None):
+            raise DataError(f"{where}: fold is {fold}; give a fold in every row, or in none.")
+        try:
+            self.paths.append(name)
+        except UnicodeEncodeError as error:
+            raise DataError(f"{where}: path {quoted(name)} cannot be the name of a file.") from error
+        self.values.extend(labels or ())
+        self.ends.append(len(self.values))
+        self.starts.append(span[0])
+        self.stops.append(nan if span[1] is None else span[1])
+        self.folds.append(-1 if fold is None else fold)
+        self.spanned = self.spanned or span != WHOLE
+
+    def listing(self, final: np.ndarray | None, *, several: bool) -> Listing:
+        """The rows with their final class numbers."""
+        labels: Labels | None = None
+        if final is not None:
+            values = array("i", final[np.asarray(self.values, dtype=np.int64)].astype(np.intc).tobytes())
+            labels = Several(values, self.ends) if several else values
+        return Listing(self.paths, labels, Spans(self.starts, self.stops) if self.spanned else None)
+
+
+class Table:
+    """Collects the rows of a list; `finish` makes the data set of them."""
+
+    def __init__(
+        self, *, root: Path, file: Path, numbering: Numbering, several: bool = False, test_fold: int | None = None
+    ) -> None:
+        self.file, self.numbering, self.several, self.test_fold = file, numbering, several, test_fold
+        self.splits = {name: Rows(root) for name in ("train", "test", "val")}
+        self.held_out = 0  # rows that say themselves that they are not for training
+
+    def add(
+        self,
+        name: str,
+        *,
+        where: str,
+        labels: Sequence[str] | None = None,
+        split: str = "train",
+        span: Span = WHOLE,
+        fold: int | None = None,
+    ) -> None:
+        """One row; `where` begins an error message about it."""
+        if not name:
+            raise DataError(f"{where}: the path is empty; give the file's path, or remove the row.")
+        numbers = None if labels is None else [self.numbering.number(label, where) for label in labels]
+        self.held_out += split != "train"
+        if fold is not None and fold == self.test_fold:
+            split = "test"
+        self.splits[split].add(name, labels=numbers, span=span, fold=fold, where=where)
+
+    def finish(self, *notes: str) -> DataListing:
+        """Train and test with numbered classes."""
+        said = list(notes)
+        train, test = self.splits["train"], self._held_out(said)
+        self._check_folds()
+        if not train:
+            raise DataError(f"{quoted(self.file)} lists no files to train on.")
+        if train.labelled and test is not None and not test.labelled:
+            said.append(f"the test rows of {quoted(self.file)} have no labels and are left out.")
+            test = None
+        classes, final = self.numbering.settled() if train.labelled else (None, None)
+        if classes is not None and test is not None:
+            self._check_classes(train, test, list(self.numbering.numbers), said)
+        folds = train.folds if self.test_fold is None and train.folds[0] >= 0 else None
+        return DataListing(
+            train=train.listing(final, several=self.several),
+            test=None if test is None else test.listing(final, several=self.several),
+            classes=classes,
+            folds=folds,
+            notes=tuple(said),
+        )
+
+    def _held_out(self, notes: list[str]) -> Rows | None:
+        test, val = self.splits["test"], self.splits["val"]
+        if test and val:
+            notes.append(f"{quoted(self.file)} has test and val rows; the {len(val)} val rows are left out.")
+        return test or val or None
+
+    def _check_folds(self) -> None:
+        """Is the fold to hold out there?"""
+        if self.test_fold is None:
+            return
+        if self.held_out:
+            raise ConfigError(
+                f"data.test_fold: {quoted(self.file)} says itself which rows are for testing; "
+                "set data.test_fold=null, or remove the split column."
+            )
+        if not self.splits["test"]:
+            folds = sorted(set(self.splits["train"].folds) - {-1})
+            seen = f"has the folds {', '.join(map(str, folds))}" if folds else "has no folds"
+            raise ConfigError(f"data.test_fold: {self.test_fold} given, but {quoted(self.file)} {seen}.")
+
+    def _check_classes(self, train: Rows, test: Rows, names: list[str], notes: list[str]) -> None:
+        """A class that is never shown in training cannot be scored; where a label file declares it, that is told."""
+        unknown = np.setdiff1d(test.values, train.values)
+        if not len(unknown):
+            return
+        what = (
+            f"{len(unknown)} classes of the test rows have no row in train, the first one {quoted(names[unknown[0]])}"
+        )
+        if self.numbering.names is None:
+            raise DataError(f"{quoted(self.file)}: {what}; a class must be in train to be scored. Add or remove rows.")
+        notes.append(f"{quoted(self.file)}: {what}.")
+
+
+def read_label_file(folder: Path) -> Numbering:
+    """Class names of FOLDER/classes.txt, one on each line; without such a file the rows' own labels are collected."""
+    file = folder / "classes.txt"
+    if not file.is_file():
+        return Numbering(None)
+    try:
+        names = [line.strip() for line in file.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"label file {quoted(file)} cannot be read: {error}.") from error
+    while names and not names[-1]:
+        names.pop()
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if not names or twice is not None:
+        why = "is empty" if not names else f"has {quoted(twice)} twice"
+        raise DataError(f"label file {quoted(file)} {why}; write one class name on each line.")
+    return Numbering(names, file=file)
+
+
+def is_count(text: str) -> bool:
+    """Is this a whole number from 0, of a size that a list can have?"""
+    return text.isascii() and text.isdecimal() and len(text) <= 9

@@ -1,0 +1,194 @@
+"""Frozen features of labelled items, collected once: from a network, or from the input itself.
+
+Shapes: B batch, V views of an item, C channels, T tokens, D feature width, N items, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bridle.errors import DataError, NonFiniteError
+from bridle.seeding import generator
+
+Array = NDArray[Any]
+
+RAW_LIMIT = 4096  # the widest raw feature vector a probe should be asked to fit
+TOKEN_LIMIT = 2 * 2**30  # bytes of all tokens together; fitting holds them about twice
+
+
+class Batch(Protocol):
+    """What a loader yields. `label` is (B,), (B, K) or None, `valid` (B, T) or None where every token is real."""
+
+    @property
+    def x(self) -> Tensor: ...
+    @property
+    def label(self) -> Tensor | None: ...
+    @property
+    def valid(self) -> Tensor | None: ...
+
+
+class Features(NamedTuple):
+    """What is known of every item: one vector or its tokens, and its label or labels."""
+
+    x: NDArray[np.float32]  # (N, D), or tokens (N, T, D)
+    y: Array  # (N,) int64, or (N, K) bool where an item may have several labels
+    valid: Array | None = None  # (N, T) bool, False where a token is padding; None means all tokens are real
+
+    @property
+    def several(self) -> bool:
+        """May an item have several labels?"""
+        return self.y.ndim == 2
+
+    def part(self, rows: Array) -> Features:
+        """The items where `rows` (N,) is true."""
+        return Features(self.x[rows], self.y[rows], None if self.valid is None else self.valid[rows])
+
+
+def collect_features(
+    batches: Iterable[Batch], features: Callable[[Tensor, Tensor | None], Tensor], *, views: int = 1
+) -> Features:
+    """Run `features(x, valid) -> (B, D)` over all batches, without gradients, and join the rows in order.
+
+    Each item comes as `views` rows that follow one another in the same batch; its features are their mean.
+    """
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    with torch.no_grad():
+        for index, batch in enumerate(batches):
+            ys.append(_labels(batch, index)[::views])
+            found = features(batch.x, batch.valid).float()
+            _require_finite(found, index)
+            xs.append(found.unflatten(0, (-1, views)).mean(dim=1).cpu())  # (B, D) -> (B/V, D)
+    return Features(_joined(xs).numpy(), _joined(ys).numpy())
+
+
+def collect_tokens(
+    batches: Iterable[Batch], tokens: Callable[[Tensor, Tensor | None], Tensor], *, views: int = 1, items: int
+) -> Features:
+    """Run `tokens(x, valid) -> (B, T, D)` over all batches; an item has the tokens of all its views, (N, V·T, D).
+
+    `items` are all that will be held at once; too many for the memory they may take are refused at the first batch.
+    """
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    real: list[Tensor] = []
+    with torch.no_grad():
+        for index, batch in enumerate(batches):
+            ys.append(_labels(batch, index)[::views])
+            found = tokens(batch.x, batch.valid).float()
+            valid = found.new_ones(found.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
+            found = torch.where(valid[..., None], found, 0.0)  # padding must not count, not even if it is not finite
+            _require_finite(found, index)
+            xs.append(found.reshape(-1, views * found.shape[1], found.shape[2]).cpu())  # (B, T, D) -> (B/V, V·T, D)
+            real.append(valid.reshape(-1, views * valid.shape[1]).cpu())
+            _require_room(items, xs[0][0].numel())
+    valid = _joined(real)
+    return Features(_joined(xs).numpy(), _joined(ys).numpy(), None if bool(valid.all()) else valid.numpy())
+
+
+def _labels(batch: Batch, index: int) -> Tensor:
+    """(B,) int64 or (B, K) bool."""
+    label = batch.label
+    if label is None or (label.dim() == 1 and bool((label < 0).any())):
+        raise DataError(
+            f"batch {index} has items without a label, but a probe needs one for every item; "
+            "put the files in one folder per class, or name a manifest with a label column."
+        )
+    return (label.long() if label.dim() == 1 else label > 0).cpu()
+
+
+def _require_finite(found: Tensor, index: int) -> None:
+    if not bool(torch.isfinite(found).all()):
+        bad = int((~torch.isfinite(found)).flatten(1).any(dim=1).sum())
+        raise NonFiniteError(
+            f"features of {bad} of {len(found)} items in batch {index} are not finite; "
+            "the encoder or its input holds NaN or infinity: evaluate an earlier checkpoint."
+        )
+
+
+def _require_room(items: int, numbers: int) -> None:
+    needed = 4 * items * numbers
+    if needed > TOKEN_LIMIT:
+        most = TOKEN_LIMIT // (4 * numbers)
+        raise DataError(
+            f"attentive pooling keeps all tokens: {items:,} items need {needed / 2**30:.1f} GiB, more than the "
+            f"{TOKEN_LIMIT / 2**30:.0f} GiB allowed; give probe.items={most // 2} or less, or another probe.pool."
+        )
+
+
+def _joined(rows: list[Tensor]) -> Tensor:
+    if not rows:
+        raise DataError("there are no items to collect features from; expected at least one batch.")
+    return torch.cat(rows)
+
+
+def raw_features(x: Tensor, valid: Tensor | None = None, *, grid: Sequence[int] | None = None) -> Tensor:
+    """The baseline without any network: (B, C, *input) -> (B, ·), at most 4,096 numbers where that is possible.
+
+    A small input is flattened. Of a larger one, mean and standard deviation are taken along its first axis (log-mel:
+    over time, per band), and along further axes until few enough numbers are left. Padding is left out of both;
+    to tell where it is, `grid` (patches per axis) must be given with a `valid` (B, T) that is not all true.
+    """
+    if x[0].numel() <= RAW_LIMIT:
+        return x.flatten(1).float()
+    axes = 1
+    while axes < x.dim() - 2 and 2 * x[0].numel() // int(np.prod(x.shape[2 : 2 + axes])) > RAW_LIMIT:
+        axes += 1
+    dims = tuple(range(2, 2 + axes))
+    real = _real_positions(x, valid, grid)  # (B, 1, *input)
+    x = torch.where(real, x.double(), 0.0)
+    count = real.sum(dim=dims, keepdim=True).clamp(min=1)
+    mean = x.sum(dim=dims, keepdim=True) / count
+    spread = torch.where(real, (x - mean).square(), 0.0).sum(dim=dims, keepdim=True) / count
+    return torch.cat([mean.flatten(1), spread.sqrt().flatten(1)], dim=1).float()
+
+
+def _real_positions(x: Tensor, valid: Tensor | None, grid: Sequence[int] | None) -> Tensor:
+    """(B, 1, *input) bool from (B, T) tokens."""
+    if valid is None or bool(valid.all()):
+        return torch.ones_like(x[:, :1], dtype=torch.bool)
+    if grid is None:
+        raise ValueError("raw_features needs grid= (patches per axis) to leave padding out of its means.")
+    real = valid.reshape(len(valid), 1, *grid)
+    for axis, (size, patches) in enumerate(zip(x.shape[2:], grid, strict=True)):
+        real = real.repeat_interleave(size // patches, dim=2 + axis)
+    return real
+
+
+def split_features(features: Features, *, seed: int, test_share: float = 0.2) -> tuple[Features, Features]:
+    """(train, test), stratified by class: for a data set that comes without a test split."""
+    test = stratified(features.y, test_share, generator(seed, "probe split"))
+    if not test.any():
+        raise DataError(
+            f"cannot hold back a test split: none of the {len(np.unique(features.y, axis=0))} classes has two items; "
+            "add labelled items or give a test split."
+        )
+    return features.part(~test), features.part(test)
+
+
+def stratified(y: Array, share: float, source: torch.Generator) -> Array:
+    """(N,) bool, true for about `share` of each class; a class keeps an item on both sides if it has two.
+
+    Items with several labels (N, K) go by their rarest one.
+    """
+    kinds = y if y.ndim == 1 else _rarest(y)
+    held = np.zeros(len(y), dtype=bool)
+    for label in np.unique(kinds):
+        items = np.flatnonzero(kinds == label)
+        order = torch.randperm(len(items), generator=source).numpy()
+        count = min(max(1, round(share * len(items))), len(items) - 1)
+        held[items[order[:count]]] = True
+    return held
+
+
+def _rarest(y: Array) -> Array:
+    """(N, K) -> (N,): the label of each item that the fewest items have; K for an item without any."""
+    counts = np.where(y, y.sum(axis=0), len(y) + 1)
+    found: Array = np.where(y.any(axis=1), counts.argmin(axis=1), y.shape[1])
+    return found

@@ -1,0 +1,324 @@
+"""`bridle finetune`: train a run's encoder on labels and judge it on items it never saw.
+
+RUN/finetune/iter2-3f9c21/[fold1/]            config.yaml, metrics.jsonl, checkpoints, scores.safetensors, figures.json
+RUN/finetune/iter2-3f9c21/result.json         what all its folds say together
+RUN/finetune.json                             the figures of all starting points under the settings last asked for
+
+The digits name the settings, so that other settings get a folder of their own and the same command finds its own work
+again: what is finished is not redone, what was interrupted goes on. Nothing is chosen on the test items; they are
+scored once, by the weights after the last step.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.config import Config, differences, read_config
+from bridle.data.balance import balancing_weights, label_set
+from bridle.data.build import open_data
+from bridle.data.mixing import Mixed
+from bridle.data.part import part_of, spread
+from bridle.data.sources import Labels, Source, Splits
+from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
+from bridle.evaluate.features import stratified
+from bridle.evaluate.scoring import Scored, blind_score, score_items, true_labels
+from bridle.evaluate.transfer import Part, summarise
+from bridle.models.build import build_classifier, build_encoder
+from bridle.models.classifier import WeightAverage
+from bridle.seeding import generator, mix
+from bridle.train.checkpoint import load as load_checkpoint
+from bridle.train.checkpoint import write_json
+from bridle.train.finetune import Loss, Tuned, finetune
+from bridle.train.interleave import finished_phases, restore_nets
+from bridle.train.log import Callback, ProgressLine, read_rows, tensorboard_if_installed
+from bridle.train.run import Results, Run, record_settings, results_header
+from bridle.train.runtime import Machine, StopRequest, locked
+
+MAY_CHANGE = (
+    *("finetune.", "data.root", "data.manifest", "data.layout", "data.segments", "data.test_fold", "data.views"),
+    *("data.workers", "data.cache_mb", "data.bad_share", "runtime.", "seed"),
+)
+TEST_SHARE = 0.2  # of each class, where the data has neither a test split nor folds
+FILE, FIGURES, SCORES = "finetune.json", "figures.json", "scores.safetensors"
+FOLD = "fold"
+
+
+class Start(NamedTuple):
+    """The encoder that fine-tuning begins with."""
+
+    iteration: int  # 0: from scratch
+    checkpoint: Path | None
+
+    @property
+    def name(self) -> str:
+        return f"iter{self.iteration}" if self.iteration else "scratch"
+
+
+class Task(NamedTuple):
+    """What is learnt."""
+
+    classes: int
+    several: bool  # may an item have several labels?
+    loss: Loss
+
+
+class Unit(NamedTuple):
+    """One model to train and to score."""
+
+    name: str  # of its folder inside the start's; empty without folds
+    train: Source
+    test: Source
+
+
+def finetune_run(
+    folder: Path,
+    overrides: Sequence[str],
+    *,
+    iteration: int | None = None,
+    callbacks: Sequence[Callback] = (),
+    command: str | None = None,
+) -> Path:
+    """Fine-tune the encoder after the last finished iteration (or `iteration`), or go on; returns the results file."""
+    stored = folder / "config.yaml"
+    if not stored.is_file():
+        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
+    config = with_absolute_paths(read_config(stored, overrides))
+    _require_finetune_keys(read_config(stored), config)
+    start = find_start(folder, config, iteration)
+    place = folder / "finetune" / f"{start.name}-{protocol_digits(config)}"
+    if not (place / "result.json").is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        with locked(place), StopRequest().listening() as stop:
+            job = Job(place, config, start, stop, callbacks, command)
+            write_json(place / "result.json", job.entry())
+    return gather_results(folder, config)
+
+
+class Job:
+    """Everything it takes from one start to one entry of finetune.json."""
+
+    def __init__(
+        self,
+        place: Path,
+        config: Config,
+        start: Start,
+        stop: StopRequest,
+        callbacks: Sequence[Callback],
+        command: str | None,
+    ) -> None:
+        # Samples are augmented as fine-tuning wants it, not as pretraining did.
+        self.config = config.model_copy(update={"augment": config.finetune.augment})
+        self.place, self.start, self.stop = place, start, stop
+        self.callbacks, self.command = callbacks, command
+        self.machine, self.progress = Machine(config.runtime), ProgressLine()
+
+    def entry(self) -> dict[str, Any]:
+        """Train and score what is still missing."""
+        splits = open_data(self.config)
+        for note in splits.notes:
+            self.progress.note(note)
+        task = find_task(splits, self.config)
+        units = find_units(splits, self.config, task)
+        for number, unit in enumerate(units, start=1):
+            folder = self.place / unit.name
+            if not (folder / FIGURES).is_file():
+                which = f", fold {number} of {len(units)}" if unit.name else ""
+                self.progress.note(f"fine-tuning from {self.start.name}{which}: {len(unit.train)} items")
+                folder.mkdir(exist_ok=True)
+                self.tune(folder, unit, task)
+        figures = [read_json(self.place / unit.name / FIGURES) for unit in units]
+        found = figures[0]
+        if len(units) > 1:
+            found = summarise([self.scored_part(unit) for unit in units], seed=self.config.seed, began=0.0).as_dict()
+            found["seconds"] = sum(one["seconds"] for one in figures)
+        return {"iteration": self.start.iteration, "start": self.start.name, "phase": "finetune", "finetune": found}
+
+    def scored_part(self, unit: Unit) -> Part:
+        """What the unit's model said of its test items."""
+        scored = Scored.read(self.place / unit.name / SCORES)
+        steps = self.config.finetune.step_count(len(unit.train))
+        chance = blind_score(labels_of(unit.train), scored)
+        fold = unit.name.removeprefix(FOLD)
+        return Part(fold, scored.scores, scored.truth, chance, len(unit.train), {"steps": steps})
+
+    def tune(self, folder: Path, unit: Unit, task: Task) -> None:
+        """Train one model to its end and score its test items."""
+        settings = self.config.finetune
+        record_settings(folder, self.config, command=self.command)
+        everyone = [*self.callbacks, *tensorboard_if_installed(folder)]
+        nets = self.build(task)
+        run = Run(folder, self.config, self.machine, mixed(unit.train, self.config), nets, self.stop, self.progress,
+                  everyone)  # fmt: skip
+        if settings.sampling == "balanced":
+            run.weights = balancing_weights(labels_of(unit.train)).tolist()
+        for callback in everyone:
+            callback.on_start(folder=folder, config=self.config.model_dump(mode="json"))
+        try:
+            model = finetune(run, iteration=self.start.iteration, loss=task.loss)
+            with self.stop.leaving_at_once("the fine-tuned model is saved, its test items are not scored yet."):
+                scored = score_items(
+                    model,
+                    unit.test,
+                    config=self.config,
+                    machine=self.machine,
+                    several=task.several,
+                    exclusive=task.loss == "ce",
+                )
+            scored.save(folder / SCORES)
+            figures = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0).as_dict()
+            figures["seconds"] = training_seconds(read_rows(folder / "metrics.jsonl"), self.config.finetune.batch)
+            write_json(folder / FIGURES, figures)
+            for callback in everyone:
+                callback.on_evaluation({"iteration": self.start.iteration, "finetune": figures})
+        finally:
+            for callback in everyone:
+                callback.on_end()
+
+    def build(self, task: Task) -> Tuned:
+        """The starting encoder with a new head, and a second one for the mean of the weights if wanted."""
+        config, start = self.config, self.start
+        if start.checkpoint is None:
+            encoder = build_encoder(config)
+        else:
+            encoder = restore_nets(config, load_checkpoint(start.checkpoint)).encoder
+        classifier = build_classifier(config, encoder, classes=task.classes, iteration=start.iteration)
+        decay = config.finetune.weight_ema
+        return Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
+
+
+def training_seconds(rows: Sequence[Mapping[str, Any]], batch: int) -> float:
+    """Time spent training, over all interruptions, from the log's rates."""
+    before = [0, *(row["step"] for row in rows)]
+    spent = [
+        (row["step"] - last) * batch / max(row["samples_per_second"], 1e-9)
+        for row, last in zip(rows, before, strict=False)
+    ]
+    return float(sum(spent))
+
+
+def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
+    """The encoder to begin with: of the last finished iteration, of the one asked for, or a new one."""
+    if config.finetune.from_scratch:
+        if iteration is not None:
+            raise UsageError(f"--iteration {iteration} and finetune.from_scratch=true exclude each other; give one.")
+        return Start(0, None)
+    ends = finished_phases(folder)
+    if iteration is not None:
+        ends = [path for path in ends if f"-iter{iteration}-" in path.name]
+    if not ends:
+        which = "" if iteration is None else f" of iteration {iteration}"
+        raise UsageError(
+            f"{folder}: no finished encoder phase{which} yet; run `bridle pretrain` with the same arguments to go on, "
+            "or fine-tune from scratch with finetune.from_scratch=true."
+        )
+    return Start(int(load_checkpoint(ends[-1]).state["iteration"]), ends[-1])
+
+
+def find_task(splits: Splits, config: Config) -> Task:
+    """How many classes there are, whether items have several, and the loss; what cannot be learnt is refused."""
+    where = config.data.manifest or config.data.root or config.data.source
+    labels = [*labels_of(splits.train, where), *(labels_of(splits.test, where) if splits.test is not None else ())]
+    several = any(isinstance(label, tuple) for label in labels)
+    present = {one for label in labels for one in label_set(label)}
+    names = splits.train.classes
+    classes = max(present, default=-1) + 1 if names is None else len(names)
+    if len(present) < 2:
+        raise DataError(f"{where}: fine-tuning needs at least two classes, but all items have the same label.")
+    if max(present) >= classes or min(present) < 0:
+        raise DataError(f"{where}: labels go from {min(present)} to {max(present)}, but there are {classes} classes.")
+    wanted = config.finetune.loss
+    if several and wanted == "ce":
+        raise ConfigError("finetune.loss: 'ce' needs one label per item, but some have several; use 'bce' or 'auto'.")
+    return Task(classes, several, ("bce" if several else "ce") if wanted == "auto" else wanted)
+
+
+def labels_of(source: Source, where: str = "the data") -> Labels:
+    if source.labels is None:
+        raise DataError(
+            f"{where}: fine-tuning needs labels: one folder per class, or a manifest with a label column; "
+            "point data.root=… or data.manifest=… to labelled data."
+        )
+    return source.labels
+
+
+def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
+    """One unit for a given test split, one per fold, or one with a part of each class held back for the test."""
+    limit = config.finetune.items
+    kept = spread(len(splits.train), limit)
+    if splits.test is not None:
+        test = part_of(splits.test, spread(len(splits.test), limit))
+        return [Unit("", part_of(splits.train, kept), test)]
+    if splits.folds is not None:
+        of = [splits.folds[i] for i in kept]
+        if len(set(of)) < 2:
+            raise DataError(f"the data has only fold {of[0]}; cross-validation needs at least two.")
+        return [_unit(splits.train, kept, np.array(of) == fold, f"{FOLD}{fold}") for fold in sorted(set(of))]
+    labels = labels_of(splits.train)
+    truth = true_labels([labels[i] for i in kept], task.classes, several=task.several)
+    held = stratified(truth, TEST_SHARE, generator(config.seed, "probe split"))  # the same that a probe holds back
+    if not held.any():
+        raise DataError("cannot hold back a test split: no class has two items; add labelled items or a test split.")
+    return [_unit(splits.train, kept, held, "")]
+
+
+def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: str) -> Unit:
+    indices = np.array(kept)
+    return Unit(name, part_of(source, indices[~held].tolist()), part_of(source, indices[held].tolist()))
+
+
+def mixed(source: Source, config: Config) -> Source:
+    """Training samples, two in one where the config says so."""
+    augment = config.augment
+    return Mixed(source, augment) if augment.enabled and (augment.mixup or augment.cutmix) else source
+
+
+def protocol(config: Config) -> dict[str, Any]:
+    """What makes two fine-tunings comparable; where they start from is told apart by name."""
+    data = config.data.model_dump(mode="json")
+    keys = ("root", "manifest", "layout", "segments", "test_fold", "views")
+    return {
+        "finetune": config.finetune.model_dump(mode="json", exclude={"from_scratch"}),
+        **{key: data[key] for key in keys},
+        "seed": config.seed,
+    }
+
+
+def protocol_digits(config: Config) -> str:
+    """Six digits that name the protocol."""
+    return f"{mix(json.dumps(protocol(config), sort_keys=True)) & 0xFFFFFF:06x}"
+
+
+def gather_results(folder: Path, config: Config) -> Path:
+    """Write RUN/finetune.json: every start that is finished under these settings."""
+    header = {**results_header(config), "protocol": protocol(config)}
+    results = Results.anew(folder / FILE, header)
+    for path in sorted((folder / "finetune").glob(f"*-{protocol_digits(config)}/result.json")):
+        results.add(read_json(path))
+    return results.path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); delete it and run the same command again.") from error
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The config with data paths that mean the same from any folder."""
+    given = {"root": config.data.root, "manifest": config.data.manifest}
+    found = {key: str(Path(path).expanduser().absolute()) for key, path in given.items() if path is not None}
+    return config.model_copy(update={"data": config.data.model_copy(update=found)})
+
+
+def _require_finetune_keys(trained: Config, wanted: Config) -> None:
+    for line in differences(trained, wanted):
+        if not line.startswith(MAY_CHANGE):
+            raise ConfigError(f"{line}: fine-tuning cannot change this; it may change {', '.join(MAY_CHANGE)}.")

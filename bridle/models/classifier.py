@@ -1,0 +1,111 @@
+"""An encoder with a linear head, for learning from labels, and the running mean of its weights.
+
+Shapes: x (B, C, *input), z (B, T, D) or (B, V, D) under a mask, logits and targets (B, K).
+
+    logits = W · norm(pool(z)) + b        pool: mean over real tokens, one mean per place of a grid axis, or class token
+
+A mask hides tokens in training: they are dropped before the encoder, and pooling goes over what is visible. The loss is
+computed in float32 from targets y in shares (B, K), smoothed by s:
+
+    y ← (1 − s)·y + s/K,    CE = −Σ_k y_k log softmax(logits)_k,    BCE = mean_k −y_k log σ_k − (1 − y_k) log(1 − σ_k)
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from bridle.models.encoder import Encoded, Encoder
+from bridle.nn.masking import Mask, scatter_tokens
+from bridle.nn.pooling import axis_pool, mean_pool
+from bridle.nn.transformer import NORM_EPS
+
+HEAD_STD = 2e-5  # near zero, as in MAE: the first steps then teach the head before they disturb the encoder
+
+
+class Classifier(nn.Module):
+    """Encoder, pooling, a norm of the pooled features, and a linear head.
+
+    The encoder keeps its own final norm. The second one brings pooled features, whose length depends on how much the
+    tokens agree, back to one scale.
+    """
+
+    def __init__(
+        self, *, encoder: Encoder, classes: int, pool: Literal["mean", "axis", "class"] = "mean", axis: int = 0
+    ) -> None:
+        super().__init__()
+        self.encoder, self.classes, self.pool, self.axis = encoder, classes, pool, axis
+        places = encoder.geometry.grid[axis] if pool == "axis" else 1
+        self.norm = nn.LayerNorm(encoder.width, eps=NORM_EPS)
+        self.head = nn.Linear(places * encoder.width, classes)
+
+    @torch.no_grad()
+    def start_head(self, generator: torch.Generator) -> None:
+        """Give norm and head their starting values; called once by the builder."""
+        self.norm.reset_parameters()
+        self.head.weight.copy_(HEAD_STD * torch.randn(self.head.weight.shape, generator=generator))
+        self.head.bias.zero_()
+
+    def forward(
+        self, x: Tensor, *, valid: Tensor | None = None, mask: Mask | None = None, drop: Tensor | None = None
+    ) -> Tensor:
+        """(B, C, *input) -> logits (B, K)."""
+        pooled = self.pooled(self.encoder(x, valid=valid, mask=mask, drop=drop), valid, mask)  # (B, places, D)
+        logits: Tensor = self.head(self.norm(pooled).flatten(1))
+        return logits
+
+    def pooled(self, encoded: Encoded, valid: Tensor | None, mask: Mask | None) -> Tensor:
+        """(B, T, D) or (B, V, D) -> (B, places, D)."""
+        z, D = encoded.z, self.encoder.width
+        if self.pool == "class":
+            assert encoded.class_token is not None  # the config is refused without one
+            return encoded.class_token[:, None]
+        if self.pool == "mean":
+            return mean_pool(z, valid if mask is None else mask.visible_valid)[:, None]
+        geometry = self.encoder.geometry
+        if mask is not None:  # a place of an axis can only be told on the whole grid
+            nothing = z.new_zeros(D)
+            z = scatter_tokens(z, mask.visible, nothing, tokens=geometry.tokens, slot_valid=mask.visible_valid)
+            valid = ~mask.masked if valid is None else valid & ~mask.masked
+        return axis_pool(z, geometry.grid, self.axis, valid).reshape(len(z), -1, D)
+
+
+class WeightAverage(nn.Module):
+    """A running mean of a model's weights, free of where it began.
+
+        w̄_t = Σ_{i=1…t} γ^{t−i} w_i / Σ_{i=1…t} γ^{t−i},   that is   w̄ ← w̄ + (w_t − w̄)·(1 − γ)/(1 − γ^t)
+
+    Buffers:
+        updates (): how many weights were seen, t.
+    """
+
+    updates: Tensor
+
+    def __init__(self, model: Classifier, *, decay: float) -> None:
+        super().__init__()
+        self.model, self.decay = model, decay
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def take_in(self, model: nn.Module) -> None:
+        """One more set of weights."""
+        self.updates += 1
+        weight: float = (1 - self.decay) / (1 - self.decay ** int(self.updates))
+        for mean, value in zip(self.model.parameters(), model.parameters(), strict=True):
+            mean.lerp_(value, weight)
+
+
+def classification_loss(
+    logits: Tensor, target: Tensor, *, kind: Literal["ce", "bce"], label_smoothing: float = 0.0
+) -> Tensor:
+    """Mean over samples; `target` is (B,) classes or (B, K) shares."""
+    logits = logits.float()
+    K = logits.shape[1]
+    y = one_hot(target, K).float() if target.dim() == 1 else target.float()
+    y = (1 - label_smoothing) * y + label_smoothing / K
+    if kind == "ce":
+        return -(y * logits.log_softmax(1)).sum(1).mean()
+    return binary_cross_entropy_with_logits(logits, y)

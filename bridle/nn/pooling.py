@@ -1,0 +1,38 @@
+"""From a grid of tokens to one vector: means over all real tokens, or over all grid axes but one.
+
+Shapes: tokens (B, T, D) on a grid, valid (B, T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def mean_pool(tokens: Tensor, valid: Tensor | None = None) -> Tensor:
+    """(B, T, D) -> (B, D): mean over the real tokens; a sample without any gives zeros."""
+    return axis_pool(tokens, tokens.shape[1:2], axis=None, valid=valid)
+
+
+def axis_pool(tokens: Tensor, grid: Sequence[int], axis: int | None, valid: Tensor | None = None) -> Tensor:
+    """Mean over all grid axes but one, the rest concatenated: (B, T, D) -> (B, grid[axis]·D).
+
+    For a (time, frequency) grid, axis 1 keeps one mean per frequency band. A place without a real token gives zeros.
+    """
+    B, T, D = tokens.shape
+    kept = 1 if axis is None else grid[axis]
+    real = tokens.new_ones(B, T, dtype=torch.bool) if valid is None else valid
+    # Zero the padding before summing: a NaN there must not leak through a multiplication by zero.
+    filled = torch.where(real[..., None], tokens, tokens.new_zeros(()))
+    total = _sum_but_one(filled.reshape(B, *grid, D), axis)
+    count = _sum_but_one(real.to(tokens.dtype).reshape(B, *grid, 1), axis)
+    return (total / count.clamp(min=1)).reshape(B, kept * D)
+
+
+def _sum_but_one(x: Tensor, axis: int | None) -> Tensor:
+    """Sum (B, *grid, D) over all grid axes but `axis`."""
+    rank = x.dim() - 2
+    kept = None if axis is None else axis % rank
+    return x.sum(dim=[1 + a for a in range(rank) if a != kept])

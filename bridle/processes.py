@@ -1,0 +1,83 @@
+"""Several `bridle` commands side by side, each a process of its own; what they say is shown line by line.
+
+One process on one thread each uses all cores of a small machine, where two threads in one process often do not.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
+
+from rich.console import Console
+
+from bridle.errors import BridleError, Interrupted
+from bridle.train.runtime import StopRequest
+
+POLL = 0.2  # seconds between two looks at the processes
+
+
+class Started(NamedTuple):
+    """A running command."""
+
+    process: subprocess.Popen[str]
+    reader: threading.Thread
+    said: list[str]
+
+
+def run_beside(commands: Mapping[str, Sequence[str]], *, jobs: int, console: Console) -> None:
+    """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them."""
+    waiting, running = dict(commands), dict[str, Started]()
+    with StopRequest().listening() as stop:
+        try:
+            while waiting or running:
+                stop.leave("what is finished is kept.")
+                while waiting and len(running) < jobs:
+                    name = next(iter(waiting))
+                    running[name] = start(name, waiting.pop(name), console)
+                for name in [name for name, started in running.items() if started.process.poll() is not None]:
+                    finish(name, running.pop(name))
+                time.sleep(POLL)
+        finally:  # the others save and leave
+            for started in running.values():
+                started.process.terminate()
+            for started in running.values():
+                started.process.wait()
+                started.reader.join()
+
+
+def start(name: str, arguments: Sequence[str], console: Console) -> Started:
+    console.print(f"$ bridle {' '.join(arguments)}", soft_wrap=True, markup=False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bridle", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    said: list[str] = []
+    reader = threading.Thread(target=relay, args=(process.stderr, name, said, console), daemon=True)
+    reader.start()
+    return Started(process, reader, said)
+
+
+def finish(name: str, started: Started) -> None:
+    """Take note of how a command ended."""
+    started.reader.join()
+    code = started.process.returncode
+    if code in (130, 143):
+        raise Interrupted("stopped; run the same command again to continue.", exit_code=code)
+    if code:
+        error = BridleError(f"{name}: {started.said[-1] if started.said else f'exit code {code}'}")
+        error.exit_code = code if code > 0 else 1
+        raise error
+
+
+def relay(stream: IO[str] | None, name: str, kept: list[str], console: Console) -> None:
+    """Print each line under the command's name, and keep it."""
+    for line in stream or ():
+        kept.append(line.rstrip())
+        console.print(f"{name}  {line.rstrip()}", soft_wrap=True, markup=False)

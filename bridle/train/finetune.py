@@ -1,0 +1,126 @@
+"""Fine-tuning as a phase: encoder and head learn from labels, by the engine that pretrains.
+
+Shapes: x (B, C, *input), labels (B,) or shares (B, K), logits (B, K). Layer l of an encoder of depth L learns at
+
+    rate · layer_decay^(L + 1 − l)        l = 0 the embedding, l = 1 … L the blocks, L + 1 the final norm and the head
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from bridle.data.loader import Batch
+from bridle.errors import DataError
+from bridle.models.classifier import Classifier, WeightAverage, classification_loss
+from bridle.train.engine import Draws, Phase, StepResult, fit
+from bridle.train.interleave import last_checkpoint, load_modules, to_device
+from bridle.train.run import Run
+
+Loss = Literal["ce", "bce"]
+
+
+@dataclass
+class Tuned:
+    """The networks of a fine-tuning run."""
+
+    classifier: Classifier
+    average: WeightAverage | None = None  # the running mean of the weights, where one is kept
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks by name, in a fixed order."""
+        named: dict[str, nn.Module | None] = {"classifier": self.classifier, "average": self.average}
+        return {name: module for name, module in named.items() if module is not None}
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter and saved buffer, by dotted name."""
+        return {
+            f"{name}.{key}": tensor
+            for name, module in self.modules().items()
+            for key, tensor in module.state_dict().items()
+        }
+
+    def record(self) -> dict[str, Any]:
+        """The size of the head, so that a checkpoint can be read without the data."""
+        return {"classes": self.classifier.classes}
+
+    @property
+    def scored(self) -> Classifier:
+        """What is judged in the end: the mean of the weights where one is kept, else the last ones."""
+        return self.classifier if self.average is None else self.average.model
+
+
+def finetune(run: Run[Tuned], *, iteration: int, loss: Loss) -> Classifier:
+    """Fine-tune to the end, from the beginning or from where the run left off, and return what is to be judged."""
+    loaded = last_checkpoint(run)
+    if loaded is not None:
+        load_modules(run.nets.modules(), loaded)
+    to_device(run)
+    if loaded is None or not loaded.state["finished"]:
+        fit(run, finetune_phase(run, iteration=iteration, loss=loss), loaded)
+    return run.nets.scored
+
+
+def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
+    """All weights learn; tokens may be hidden, branches dropped, weights averaged. `iteration` 0 is from scratch."""
+    nets, settings, samples = run.nets, run.config.finetune, len(run.source)
+    steps = settings.step_count(samples)
+    warmup = min(settings.warmup_count(samples), steps)
+    if 2 * warmup > steps:
+        run.progress.note(
+            f"the learning rate rises for {warmup} of {steps} steps; "
+            "for a shorter warm-up set finetune.warmup_steps or finetune.warmup_epochs."
+        )
+
+    def step(batch: Batch, draws: Draws) -> StepResult:
+        if batch.label is None:
+            raise DataError(f"samples {batch.index.tolist()} include some without a label; fine-tuning needs them all.")
+        mask = None if settings.mask is None else draws.mask(batch, settings.mask)
+        drop = draws.drop_path(batch, settings.drop_path)
+        logits = nets.classifier(batch.x, valid=batch.valid, mask=mask, drop=drop)  # (B, K)
+        found = classification_loss(logits, batch.label, kind=loss, label_smoothing=settings.label_smoothing)
+        return StepResult(found, None, {"accuracy": hit_rate(logits, batch.label)} if loss == "ce" else {})
+
+    def after_step() -> None:
+        if nets.average is not None:
+            nets.average.take_in(nets.classifier)
+
+    return Phase(
+        index=0,
+        iteration=iteration,
+        name="finetune",
+        steps=steps,
+        warmup=warmup,
+        settings=settings,
+        trained={"classifier": nets.classifier},
+        step=step,
+        after_step=after_step,
+        rate_scale=partial(layer_scale, depth=nets.classifier.encoder.depth, decay=settings.layer_decay),
+        has_codes=False,
+    )
+
+
+def layer_scale(name: str, *, depth: int, decay: float) -> float:
+    """decay^(depth + 1 − layer) for a parameter of the classifier."""
+    return float(decay ** (depth + 1 - layer_of(name, depth)))
+
+
+def layer_of(name: str, depth: int) -> int:
+    """0 for what makes the tokens, 1 … depth for the blocks, depth + 1 for what comes after them."""
+    inside = name.removeprefix("classifier.encoder.")
+    if inside.startswith(("embed.", "class_token")):
+        return 0
+    if inside.startswith("trunk.blocks."):
+        return int(inside.split(".")[2]) + 1
+    return depth + 1
+
+
+@torch.no_grad()
+def hit_rate(logits: Tensor, target: Tensor) -> Tensor:
+    """Share of samples whose best class is the target's, or its larger share's."""
+    wanted = target if target.dim() == 1 else target.argmax(1)
+    return (logits.argmax(1) == wanted).float().mean()

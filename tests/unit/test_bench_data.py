@@ -1,0 +1,71 @@
+"""What `bridle bench data` concludes from its numbers, and that it can take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from bridle.bench.data import DataRate, DataTable, StepRate, run
+from bridle.config import Config
+
+
+def table(
+    *, alone: float, one: float, model: float, configured: int, memory: tuple[float, ...] = (100.0,)
+) -> DataTable:
+    return DataTable(
+        name="a",
+        batch=64,
+        configured=configured,
+        data=(DataRate(0, alone, alone), DataRate(1, one, None)),
+        model=StepRate(16, model),
+        memory=memory,
+        pass_samples=100,
+        device="cuda",
+        machine="a machine",
+    )
+
+
+def test_too_few_workers_make_the_data_the_bottleneck() -> None:
+    found = table(alone=50, one=40, model=100, configured=2)
+    assert found.balance == 3  # 3 · 40 ≥ 100
+    assert "bottleneck is the data: data.workers=2 loads 0.8 times as fast" in found.verdict()
+    assert "3 worker(s) balance the two" in found.verdict()
+
+
+def test_enough_workers_make_the_model_the_bottleneck() -> None:
+    assert "bottleneck is the model: data.workers=3" in table(alone=50, one=40, model=100, configured=3).verdict()
+
+
+def test_without_workers_loading_takes_its_share_of_the_time() -> None:
+    # 100 samples: 3 s of loading and 1 s of learning.
+    found = table(alone=100 / 3, one=30, model=100, configured=0)
+    assert found.loading_share == pytest.approx(0.75)
+    assert "bottleneck is the data: without workers a run spends 75% of its time loading" in found.verdict()
+
+
+def test_who_loads_in_no_time_needs_no_workers() -> None:
+    found = table(alone=10_000, one=3000, model=100, configured=0)
+    assert found.balance == 0
+    assert "It needs no workers" in found.verdict()
+
+
+def test_memory_is_flat_unless_it_grows_after_the_second_pass() -> None:
+    flat = table(alone=1, one=1, model=1, configured=0, memory=(100.0, 150.0, 151.0))  # the first pass fills caches
+    assert "100, 150, 151 MB (flat)" in flat.memory_line()
+    growing = table(alone=1, one=1, model=1, configured=0, memory=(100.0, 150.0, 200.0))
+    assert "grew by 50 MB" in growing.memory_line()
+
+
+def test_a_recipe_is_measured(small: Callable[..., Config]) -> None:
+    told: list[str] = []
+    found = run(small(), seconds=0.1, workers=(0, 1), tell=told.append)
+    assert [rate.workers for rate in found.data] == [0, 1]
+    assert min(rate.per_second for rate in found.data) > 0
+    assert found.model.rows == 8
+    assert found.model.per_second > 0
+    assert found.memory is None or "(flat)" in found.memory_line()
+    text = found.to_markdown()
+    assert text.count("\n| ") == 3
+    assert "encoder step, 8 of 8 rows" in text
+    assert len(told) == 5
