@@ -70,6 +70,7 @@ class DataTable:
     memory: tuple[float, ...] | None  # MB after each pass; None where /proc does not tell
     pass_samples: int
     device: str
+    cores: int
     machine: str
 
     @property
@@ -81,24 +82,34 @@ class DataTable:
     @property
     def balance(self) -> int:
         """Workers that keep up with the model; 0 where loading between steps costs next to nothing."""
-        return 0 if self.loading_share < LITTLE else ceil(self.model.per_second / self.per_worker)
+        if self.loading_share < LITTLE:
+            return 0
+        enough = [rate.workers for rate in self.data if rate.workers and rate.per_second >= self.model.per_second]
+        return min(enough, default=ceil(self.model.per_second / self.per_worker))
 
     @property
     def loading_share(self) -> float:
         """Share of its time that a run without workers spends loading."""
         return 1 / (1 + self.data[0].per_second / self.model.per_second)
 
+    @property
+    def ready(self) -> float:
+        """Samples per second with the configured workers: as measured, or by what one adds as long as cores last."""
+        measured = {rate.workers: rate.per_second for rate in self.data}
+        return measured.get(self.configured, min(self.configured, self.cores) * self.per_worker)
+
     def verdict(self) -> str:
         """One line: what a run waits for."""
-        ready = self.configured * self.per_worker if self.configured else self.data[0].per_second
-        ratio = ready / self.model.per_second
+        ratio = self.ready / self.model.per_second
         said = f"without workers a run spends {self.loading_share:.0%} of its time loading"
         if self.configured:
             said = f"data.workers={self.configured} loads {ratio:.1f} times as fast as the model learns"
         needed = f"{self.balance} worker(s) balance the two." if self.balance else "It needs no workers."
         line = f"The bottleneck is the {'data' if ratio < 1 else 'model'}: {said}. {needed}"
         if self.device == "cpu":
-            line += f" Model and workers share the {os.cpu_count()} core(s) of this machine."
+            line += f" Model and workers share the {self.cores} core(s) of this machine."
+        elif self.balance > self.cores:
+            line += f" This machine has {self.cores} core(s): smaller files or data.cache_mb would help."
         return line
 
     def to_markdown(self) -> str:
@@ -144,6 +155,7 @@ def run(
         memory=memory,
         pass_samples=samples,
         device=machine.device.type,
+        cores=os.cpu_count() or 1,
         machine=f"{processor()}, {os.cpu_count()} core(s), {torch.get_num_threads()} torch thread(s), "
         f"torch {version('torch')}.",
     )

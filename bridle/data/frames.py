@@ -162,7 +162,9 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
         if not videos:
             others = " and ".join(sorted({stream.type for stream in container.streams})) or "nothing"
             raise ValueError(f"it holds no pictures, only {others}" if others != "nothing" else "it holds nothing")
-        context = videos[0].codec_context
+        context = getattr(videos[0], "codec_context", None)  # None where FFmpeg knows no decoder
+        if context is None:
+            raise ValueError("its codec is not known")
         if context.width * context.height > LARGEST_FRAME:
             raise ValueError(f"its frames of {context.width}×{context.height} are larger than 8192×8192 pixels")
         context.thread_count = 1  # loaders run one decoder per core

@@ -72,7 +72,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "it needs more memory than a file may take"
     text = str(getattr(error, "strerror", None) or error)
-    return text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, (OSError, ValueError, EOFError)) else f"{type(error).__name__}: {text}"
 
 
 def send(channel: socket.socket, header: dict[str, Any], payload: Any = b"") -> None:

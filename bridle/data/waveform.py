@@ -2,9 +2,11 @@
 
 Shapes: waveform (N,), ±1 for full scale; all channels averaged.
 
-soundfile decodes wav, flac, ogg, mp3 and their kin, av the sound track of films. Parts are read by seeking. Files are
-read in blocks, and nothing is allocated because a header says so. With rates r_in : r_out = p : q in lowest terms,
-q samples out begin where p samples in begin, so a part that starts at a multiple of p resamples as in the whole file.
+soundfile decodes wav, flac, ogg, mp3 and their kin; av the sound track of films, and mp3 of unstated length. Parts are
+read by seeking. Files are read in blocks, and nothing is allocated because a header says so.
+
+With rates r_in : r_out = p : q in lowest terms, q samples out begin where p samples in begin, so a part that starts at
+a multiple of p resamples as in the whole file.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from math import gcd
 from pathlib import Path
@@ -33,7 +35,7 @@ SOUND = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".ai
 FILM = (".mp4", ".m4a", ".m4v", ".mov", ".aac", ".mkv", ".mka", ".webm", ".avi", ".wma", ".wmv", ".flv", ".ts", ".mpg")
 EXTENSIONS = SOUND + FILM
 # A closed list keeps away containers that are only lists of other files or addresses.
-CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,aac,asf,flv,mpegts,mpeg"
+CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,aac,asf,flv,mpegts,mpeg,mp3"
 RATES = (1_000, 1_536_000)  # Hz that are believed; resampling from less would grow without bound
 BLOCK = 1 << 16  # numbers decoded at a time
 MARGIN = 4_096  # samples resampled before a part, where the filter has not settled
@@ -51,7 +53,7 @@ class Track(Protocol):
     exact: bool  # is the length written in the file, or guessed from its size
 
     def blocks(self, start: int) -> Iterator[Block]:
-        """Mono samples from frame `start` to the end."""
+        """Mono samples from frame `start` to the end, to be asked for once."""
         ...
 
 
@@ -88,16 +90,18 @@ def read_part(
     """
     first = round(start * rate)
     limit = None if end is None else max(round(end * rate) - first, 1)
-    with open_track(path) as track:
-        length = shortest(round(track.length * rate / track.rate) - first, limit)
-        for known in (track.exact, True):
+    counted: int | None = None  # samples of the file, where what it says is not to be relied on
+    while True:
+        with open_track(path) as track:
+            total = round(track.length * rate / track.rate) if counted is None else counted
+            length = shortest(total - first, limit)
             part = length > whole
             at, count = (choose(length), size) if part else (0, shortest(whole + 1, limit))
             wave = read_samples(track, path, rate=rate, first=first + at, count=count)
             # A guessed length may be wrong: too long, and the part is not there; too short, and the whole is too much.
-            if known or (len(wave) == size if part else len(wave) <= whole):
+            if track.exact or counted is not None or (len(wave) == size if part else len(wave) <= whole):
                 break
-            length = shortest(sum(map(len, resampled(track.blocks(0), track.rate, rate))) - first, limit)
+        counted = sum(map(len, stream_waveform(path, rate=rate)))
     if len(wave) == 0:
         raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
     return Part(wave, whole=not part)
@@ -193,7 +197,11 @@ def opened(file: FileIO, path: Path) -> Iterator[Track]:
     """The decoder for a file, by its extension."""
     if os.fstat(file.fileno()).st_size == 0:
         raise DataError(f"{quoted(path)} is empty (0 bytes).")
-    if path.suffix.lower() in FILM:
+    mp3 = read_mp3_head(file)
+    if mp3.there < 0.99 * mp3.stated:
+        raise DataError(f"{quoted(path)} ends after {mp3.there} of {mp3.stated} bytes; it is truncated.")
+    # Of an mp3 that does not state its length soundfile reads no more than it guesses.
+    if path.suffix.lower() in FILM or not mp3.exact:
         import av
 
         options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
@@ -204,12 +212,9 @@ def opened(file: FileIO, path: Path) -> Iterator[Track]:
         return
     import soundfile
 
-    mp3 = read_mp3_head(file)
-    if mp3.there < 0.99 * mp3.stated:
-        raise DataError(f"{quoted(path)} ends after {mp3.there} of {mp3.stated} bytes; it is truncated.")
     with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
         check_end(sound, path)
-        yield SoundTrack(sound, exact=mp3.exact)
+        yield SoundTrack(sound)
 
 
 def check_end(sound: Any, path: Path) -> None:
@@ -231,8 +236,10 @@ def check_end(sound: Any, path: Path) -> None:
 class SoundTrack:
     """A file that soundfile reads."""
 
-    def __init__(self, sound: Any, *, exact: bool) -> None:
-        self.sound, self.exact = sound, exact
+    exact = True
+
+    def __init__(self, sound: Any) -> None:
+        self.sound = sound
         self.rate, self.length = int(sound.samplerate), int(sound.frames)
 
     def blocks(self, start: int) -> Iterator[Block]:
@@ -252,10 +259,9 @@ class FilmTrack:
 
     def __init__(self, container: av.container.InputContainer) -> None:
         self.container, self.stream = container, container.streams.audio[0]
-        self.begun = False
         self.rate = int(self.stream.rate or 0)
         seconds = (container.duration or 0) / 1_000_000
-        self.exact = self.stream.duration is not None and self.stream.time_base is not None
+        self.exact = "mp4" in container.format.name and self.stream.duration is not None  # others are guessed
         if self.stream.duration is not None and self.stream.time_base is not None:
             seconds = float(self.stream.duration * self.stream.time_base)
         self.length = round(seconds * self.rate)
@@ -266,10 +272,10 @@ class FilmTrack:
         base, zero = self.stream.time_base, self.stream.start_time or 0
         assert base is not None
         early = start / self.rate - PREROLL
-        if early > 0 or self.begun:
-            # To begin anew seek before the start: there the coder's delay is cut off, and must be, once.
-            self.container.seek(zero + int(max(early, -1.0) / base), stream=self.stream)
-        self.begun = True
+        if early > 0:
+            # Where a container cannot seek, or not so far, all that comes is decoded and skipped by its time stamps.
+            with suppress(av.error.FFmpegError):
+                self.container.seek(zero + int(early / base), stream=self.stream)
         convert = av.AudioResampler(format="fltp", layout=self.stream.layout, rate=self.rate)
         at: int | None = None  # frame that the next samples begin at
         for packet in self.container.demux(self.stream):

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+RankingScore = Callable[["Ranking", Array | None], Array]  # of a ranking and counts (N,), per class (K,)
 
 DRAWS = 1000  # of a bootstrap
 DRAWN_SCORES = 500_000_000  # scores gone through by the bootstrap of a ranking; large sets get fewer draws
@@ -185,10 +186,7 @@ def bootstrap_interval(per_item: Array, *, generator: torch.Generator, draws: in
 
 
 def bootstrap_rankings(
-    rankings: Sequence[Ranking],
-    scores: Sequence[Callable[[Ranking, Array | None], Array]],
-    *,
-    generator: torch.Generator,
+    rankings: Sequence[Ranking], scores: Sequence[RankingScore], *, generator: torch.Generator
 ) -> list[Interval]:
     """For each of `scores`, a 95 % bootstrap of its mean over classes, then over rankings (folds).
 
@@ -211,11 +209,7 @@ def bootstrap_rankings(
     return intervals
 
 
-def _scored(
-    rankings: Sequence[Ranking],
-    scores: Sequence[Callable[[Ranking, Array | None], Array]],
-    counts: Sequence[Array | None],
-) -> list[float]:
+def _scored(rankings: Sequence[Ranking], scores: Sequence[RankingScore], counts: Sequence[Array | None]) -> list[float]:
     """Each score's mean over classes, then over rankings."""
     return [
         mean_of_known(np.array([mean_of_known(score(r, c)) for r, c in zip(rankings, counts, strict=True)]))

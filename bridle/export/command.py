@@ -131,8 +131,16 @@ def _header(model: Model, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
         "grid": list(geometry.grid),
         "frame_seconds": seconds,
         "tokens_per_second": None if seconds is None else math.prod(geometry.grid[1:]) / (geometry.patch[0] * seconds),
+        **_front(model),
         **more,
     }
+
+
+def _front(model: Model) -> dict[str, Any]:
+    """How files become frames, where that is a choice."""
+    config = model.config
+    sections = {"audio": config.audio, "video": config.video}
+    return {name: section.model_dump(mode="json") for name, section in sections.items() if name == config.data.source}
 
 
 def _run(

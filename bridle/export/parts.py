@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.errors import UsageError
+from bridle.errors import UsageError, quoted
 from bridle.train.checkpoint import write_json
 from bridle.train.log import read_rows
 
@@ -128,8 +128,8 @@ class Parts:
         if before != job:
             changed = [key for key in job if not isinstance(before, dict) or before.get(key) != job[key]]
             raise UsageError(
-                f"{self.folder} holds an unfinished job with another {', '.join(changed) or 'setting'}; run that "
-                "command again to finish it, or give --overwrite to begin anew."
+                f"{quoted(self.folder)} holds an unfinished job with another {', '.join(changed) or 'setting'}; run "
+                "that command again to finish it, or give --overwrite to begin anew."
             )
 
     def _read_ledger(self) -> None:

@@ -28,8 +28,9 @@ def finetune_table(results: Mapping[str, Any]) -> Table | None:
         table.add_column(heading, justify="right")
     for entry, figures in rows:
         start = "scratch" if entry.get("start") == "scratch" else f"{results.get('method')} iter{entry['iteration']}"
+        folds = len(items(figures.get("folds")))
         table.add_row(
-            start,
+            f"{start}, {folds} folds" if folds else start,
             _with_spread(figures, first),
             *(_scaled(figures.get(key), scale) for key, _, scale in shown),
             f"{whole(figures.get('train_items'))}/{whole(figures.get('test_items'))}",
@@ -42,9 +43,9 @@ def finetune_table(results: Mapping[str, Any]) -> Table | None:
 
 def _with_spread(figures: Mapping[str, Any], key: str) -> str:
     """In percent: folds with their standard deviation, else half the 95 % interval."""
-    folds, value = items(figures.get("folds")), _scaled(figures.get(key), 100)
-    if folds:
-        return f"{value} ±{_scaled(figures.get('sd'), 100)} sd ({len(folds)} folds)"
+    value = _scaled(figures.get(key), 100)
+    if items(figures.get("folds")):
+        return f"{value} ±{_scaled(figures.get('sd'), 100)} sd"
     low, high = (number(end) for end in items(figures.get("interval")) or (None, None))
     return value if low is None or high is None else f"{value} ±{50 * (high - low):.1f}"
 

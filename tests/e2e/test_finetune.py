@@ -142,7 +142,8 @@ def test_every_fold_is_scored_by_a_model_that_never_saw_it(run: Path, monkeypatc
     assert found["accuracy"] > 0.9
     table = finetune_table(results(run / "finetune.json"))
     assert table is not None
-    assert "sd (3 folds)" in str(next(iter(table.columns[1].cells)))
+    assert next(iter(table.columns[0].cells)) == "RQ iter1, 3 folds"
+    assert str(next(iter(table.columns[1].cells))).endswith("sd")
 
 
 class StopIn:

@@ -14,8 +14,12 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 
+from bridle.report.canvas import data_uri, sound_uri
+from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, write_report
 
 CHROMIUM = shutil.which("chromium")
@@ -32,6 +36,8 @@ function measure(frame) {
     needed: root.scrollWidth,
     headings: [...page.querySelectorAll("h1, h2, h3")].map(heading => heading.textContent.trim()),
     drawings: [...page.querySelectorAll("figure svg")].map(drawing => drawing.getBoundingClientRect().height),
+    pictures: [...page.querySelectorAll("img")].map(picture => picture.complete && picture.naturalWidth > 0),
+    sounds: [...page.querySelectorAll("audio")].map(sound => sound.src.slice(0, 15)),
     paper: style(page.body).backgroundColor,
     ink: label && style(label).fill,
   });
@@ -96,7 +102,24 @@ def example(name: str, *, stages: int) -> RunSummary:
         for i in (1, 2)
     ]
     results = {"evaluations": evaluations, "baselines": {"raw": {"accuracy": 0.7}}}
-    return RunSummary(name, name, "RQ", rows, results, f"name: {name}\n", {"command": name})
+    aside = ({"path": name, "reason": name, "phase": "iter1-encoder"},)
+    summary = RunSummary(name, name, "RQ", rows, results, f"name: {name}\n", {"command": name})
+    return summary._replace(gallery=gallery(name, stages=stages), quarantine=aside)
+
+
+def gallery(name: str, *, stages: int) -> Gallery:
+    """A photograph-sized, a tiny and a very wide picture, and a short sound."""
+    photo, tiny, wide = (
+        data_uri(np.full((*size, 4), 200, np.uint8), longest=480) for size in ((224, 224), (8, 8), (8, 130))
+    )
+    sound = sound_uri(torch.zeros(800), rate=8000, limit=200_000)
+    hits = [Shown(name, name, picture, score=0.5, same=True) for picture in (photo, tiny, wide, photo, tiny)]
+    return Gallery(
+        about="3 samples",
+        maps=[TokenMap(Shown(name, name, picture, sound), [picture] * stages) for picture in (photo, tiny)],
+        codes=[[CodeStrip(255, 0.123, "#336699", picture) for picture in (wide, tiny)] for _ in range(stages)],
+        neighbours=[Neighbours(hits[0], hits)] * 2,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +136,9 @@ def test_the_report_loads_without_a_word_on_the_console_and_fits(tmp_path: Path,
     assert seen.found["needed"] <= seen.found["width"] <= width
     assert {"A title", "Summary", "digits RQ", "Codebooks after iteration 2"} <= set(seen.found["headings"])
     assert len(seen.found["drawings"]) == 2 + 2 * 5 and min(seen.found["drawings"]) > 60
+    assert {"Token maps", "Typical patches", "Nearest neighbours"} <= set(seen.found["headings"])
+    assert len(seen.found["pictures"]) > 50 and all(seen.found["pictures"]), "every picture is loaded"
+    assert seen.found["sounds"] == ["data:audio/wav;"] * 4
     assert seen.title == "holder"
 
 

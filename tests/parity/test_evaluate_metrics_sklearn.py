@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 from sklearn import metrics as sklearn_metrics
 
 from bridle.evaluate import metrics
@@ -50,3 +51,46 @@ def test_mean_average_precision_equals_scikit_learns_over_the_classes_present(se
     scores, _, truth = case(seed)
     expected = sklearn_metrics.average_precision_score(truth[:, 1:], scores[:, 1:], average="macro")
     assert metrics.mean_average_precision(scores, truth) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", CASES)
+def test_average_precision_and_auc_of_every_class_equal_scikit_learns(seed: int) -> None:
+    scores, _, truth = case(seed)
+    ranking = metrics.Ranking(scores, truth)
+    for c in range(1, scores.shape[1]):
+        expected = sklearn_metrics.average_precision_score(truth[:, c], scores[:, c])
+        assert ranking.average_precision()[c] == pytest.approx(expected, abs=1e-12)
+        if not truth[:, c].all():
+            expected = sklearn_metrics.roc_auc_score(truth[:, c], scores[:, c])
+            assert ranking.auc()[c] == pytest.approx(expected, abs=1e-12)
+    assert np.isnan(ranking.average_precision()[0]) and np.isnan(ranking.auc()[0])
+
+
+@pytest.mark.parametrize("seed", CASES)
+def test_the_mean_auc_is_over_the_classes_that_some_items_have_and_some_have_not(seed: int) -> None:
+    scores, _, truth = case(seed)
+    truth[:, 1] = True
+    known = [c for c in range(2, scores.shape[1]) if not truth[:, c].all()]
+    expected = np.mean([sklearn_metrics.roc_auc_score(truth[:, c], scores[:, c]) for c in known])
+    assert metrics.mean_auc(scores, truth) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", CASES)
+def test_an_item_counted_twice_scores_as_two_items_would(seed: int) -> None:
+    scores, _, truth = case(seed)
+    counts = np.random.default_rng(seed).integers(0, 3, len(scores))
+    counts[0] = 1  # keeps a positive item of every class
+    ranking = metrics.Ranking(scores, truth)
+    for c in range(1, scores.shape[1]):
+        own, ranks = np.repeat(truth[:, c], counts), np.repeat(scores[:, c], counts)
+        expected = sklearn_metrics.average_precision_score(own, ranks)
+        assert ranking.average_precision(counts)[c] == pytest.approx(expected, abs=1e-12)
+        if not own.all():
+            assert ranking.auc(counts)[c] == pytest.approx(sklearn_metrics.roc_auc_score(own, ranks), abs=1e-12)
+
+
+@pytest.mark.parametrize("area", [0.2, 0.5, 0.85, 0.975])
+def test_d_prime_is_the_distance_of_two_normal_distributions_with_that_auc(area: float) -> None:
+    assert metrics.d_prime(area) == pytest.approx(np.sqrt(2) * norm.ppf(area), abs=1e-9)
+    # P(a draw of the shifted one lies above a draw of the other) = Φ(d′/√2)
+    assert norm.cdf(metrics.d_prime(area) / np.sqrt(2)) == pytest.approx(area)

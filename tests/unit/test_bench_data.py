@@ -22,6 +22,7 @@ def table(
         memory=memory,
         pass_samples=100,
         device="cuda",
+        cores=4,
         machine="a machine",
     )
 
@@ -31,6 +32,12 @@ def test_too_few_workers_make_the_data_the_bottleneck() -> None:
     assert found.balance == 3  # 3 · 40 ≥ 100
     assert "bottleneck is the data: data.workers=2 loads 0.8 times as fast" in found.verdict()
     assert "3 worker(s) balance the two" in found.verdict()
+
+
+def test_workers_beyond_the_cores_add_nothing() -> None:
+    found = table(alone=50, one=40, model=1000, configured=64)
+    assert found.ready == 4 * 40
+    assert "25 worker(s) balance the two. This machine has 4 core(s)" in found.verdict()
 
 
 def test_enough_workers_make_the_model_the_bottleneck() -> None:

@@ -95,16 +95,18 @@ def test_an_id_that_ends_like_a_time_is_found(tmp_path: Path) -> None:
 def test_the_segment_of_a_whole_video_is_read_and_all_of_a_clip(tmp_path: Path) -> None:
     audioset(tmp_path, "later_30.000.wav")
     rows = [f'{name}, 3, 5, "/m/0bt9lr"\n' for name in ("video_of_7s", "clip_of_2_s", "long_clip_x", "damaged_one")]
-    (tmp_path / "balanced_train_segments.csv").write_text("".join(rows) + 'start_named, 3, 5, "/m/0bt9lr"\n')
-    for name, seconds in (("video_of_7s", 7), ("clip_of_2_s", 2), ("long_clip_x", 2.9), ("start_named_3.000", 9)):
+    rows += [f'{name}, "/m/0bt9lr"\n' for name in ("start_named, 3, 5", "early_clip_, 0.5, 2.5")]
+    (tmp_path / "balanced_train_segments.csv").write_text("".join(rows))
+    for name, seconds in (("video_of_7s", 7), ("clip_of_2_s", 2), ("long_clip_x", 3.5), ("early_clip_", 2)):
         soundfile.write(tmp_path / f"{name}.wav", np.zeros(round(seconds * 8_000)), 8_000)
+    soundfile.write(tmp_path / "start_named_3.000.wav", np.zeros(9 * 8_000), 8_000)
     (tmp_path / "damaged_one.wav").write_text("no sound")
     found = find(tmp_path)
     assert found.train.spans is not None
     spans = dict(zip((path.stem for path in found.train.paths), found.train.spans, strict=True))
     assert spans.pop("video_of_7s") == (3.0, 5.0)
     assert set(spans.values()) == {(0.0, None)}
-    assert len(spans) == 4
+    assert len(spans) == 5
 
 
 def test_segments_choose_what_train_is(tmp_path: Path) -> None:

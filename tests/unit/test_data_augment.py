@@ -141,6 +141,13 @@ def test_colours_change_as_in_pillow(
     assert (ours - pillow(operation, channels)).abs().max() <= tolerance
 
 
+def test_equalize_leaves_the_brightest_value_out_of_its_count_as_pillow_does() -> None:
+    bright = picture()
+    bright[:20] = 250  # half of all pixels
+    ours = OPERATIONS["equalize"](1.0)(as_tensor(bright))
+    assert torch.allclose(ours, as_tensor(ImageOps.equalize(Image.fromarray(bright))), atol=1e-6)
+
+
 def affine(a: float, b: float, d: float, e: float, right: float = 0.0, down: float = 0.0) -> Callable[..., Image.Image]:
     """Pillow's transform about the centre of a 56 × 40 picture: the input offset is ((a b) (d e)) · output offset."""
     centre_x, centre_y = 28 - right, 20 - down
@@ -262,6 +269,7 @@ def test_a_box_is_erased_as_often_as_asked_and_in_all_frames() -> None:
     often = [not torch.equal(x, clip) for x in changed]
     assert 0.15 < np.mean(often) < 0.35
     hidden = (changed[often.index(True)] != clip).all(0)  # (T, H, W)
+    assert 0.015 < float(hidden.float().mean()) < 0.34
     assert torch.equal(hidden, hidden[:1].expand_as(hidden))
 
 

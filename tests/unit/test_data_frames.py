@@ -58,7 +58,10 @@ def test_every_format_gives_exactly_the_frames_asked_for(tmp_path: Path, name: s
 
 
 def test_single_frames_of_a_format_without_times_are_counted(tmp_path: Path) -> None:
-    path = write_numbered(tmp_path / "g.avi", 40, codec="libx264", pixels="yuv420p")
+    path = write_numbered(tmp_path / "g.avi", 40, codec="libx264", pixels="yuv420p", size=(64, 96))
+    with av.open(str(path)) as container:
+        times = [frame.pts for frame in container.decode(video=0)]
+    assert times != sorted(times)  # frames were reordered, as meant
     assert [clip(path, (n + 0.5) / 40, length=1)[0] for n in range(0, 40, 3)] == list(range(0, 40, 3))
     windows = frames.windows(str(path), length=4, stride=1, **decoding().look())
     assert [time for facts, _ in windows for time in facts["seconds"]] == pytest.approx([n / 10 for n in range(40)])
@@ -203,6 +206,12 @@ def test_a_file_with_no_frames_is_refused(tmp_path: Path) -> None:
         stream.pix_fmt = "yuv420p"
         container.start_encoding()
     assert "holds no" in refusal(path)
+
+
+def test_a_codec_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    path = write_numbered(tmp_path / "a.avi", 4, codec="mjpeg", pixels="yuvj420p")
+    path.write_bytes(path.read_bytes().replace(b"MJPG", b"ZZZZ"))
+    assert "its codec is not known" in refusal(path)
 
 
 def test_a_playlist_cannot_lead_to_other_files(tmp_path: Path) -> None:

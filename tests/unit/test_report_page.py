@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bridle.errors import CheckpointError, UsageError
+from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, probes_by_title, write_report
 
 PROBE = {"accuracy": 0.912, "interval": [0.88, 0.94], "chance": 0.1}
@@ -193,3 +194,77 @@ def test_missing_folders_are_made_and_the_file_is_readable_like_any_other(tmp_pa
 def test_no_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least one run"):
         write_report([], tmp_path / "report.html")
+
+
+def gallery(text: str, **changes: Any) -> Gallery:
+    dot = "data:image/png;base64,iVBORw0KGgo="
+    shown = Shown(text, text, dot, "data:audio/wav;base64,UklGRg==")
+    hit = Shown(text, text, dot, score=0.5, same=True)
+    strips = [[CodeStrip(7, 0.125, "#aabbcc", dot)], []]
+    return Gallery("", text, False, True, [TokenMap(shown, [dot, dot])], strips, [Neighbours(shown, [hit])])._replace(
+        **changes
+    )
+
+
+def test_the_gallery_shows_maps_codes_neighbours_and_sounds(tmp_path: Path) -> None:
+    shown = Tags(page(tmp_path, run(gallery=gallery("a dog"))))
+    for text in ("Token maps", "Typical patches", "Nearest neighbours", "a dog", "stage 2", "12.5 %", "0.50"):
+        assert text in shown.text, text
+    sources = [attributes["src"] for name, attributes in shown.tags if name in ("img", "audio")]
+    assert len(sources) == 3 + 1 + 1 + 2
+    assert all(source is not None and source.startswith("data:") for source in sources)
+
+
+def test_hostile_names_and_labels_of_samples_stay_text(tmp_path: Path) -> None:
+    row = {"path": HOSTILE, "reason": HOSTILE, "phase": HOSTILE}
+    hostile = run(gallery=gallery(HOSTILE), quarantine=(row,))
+    shown = Tags(page(tmp_path, hostile, run(gallery=Gallery(note=HOSTILE))))
+    assert "script" not in {name for name, _ in shown.tags}
+    assert all(not key.startswith("on") for _, attributes in shown.tags for key in attributes)
+    assert all((a.get("src") or "data:").startswith("data:") for _, a in shown.tags)
+    assert shown.text.count(HOSTILE) >= 8
+
+
+def test_without_samples_the_page_says_why_or_nothing(tmp_path: Path) -> None:
+    assert "the folder is gone" in page(tmp_path, run(gallery=Gallery(note="the folder is gone")))
+    assert "Token maps" not in page(tmp_path, run())
+
+
+def test_files_put_aside_are_listed_and_many_are_counted(tmp_path: Path) -> None:
+    rows = tuple({"path": f"{i}.wav", "reason": "cannot be read", "phase": "iter1-encoder"} for i in range(103))
+    shown = Tags(page(tmp_path, run(quarantine=rows)))
+    assert "Files put aside (103)" in shown.text and "99.wav" in shown.text and "100.wav" not in shown.text
+    assert "and 3 more in quarantine.jsonl" in shown.text
+
+
+def test_what_the_codebooks_command_found_replaces_what_the_run_measured(tmp_path: Path) -> None:
+    stage = {
+        **STAGE,
+        "usage_rate": 0.3125,
+        "label_information": 0.77,
+        "tuples": 4321,
+        "agreement": {"noise 1 %": 0.981},
+    }
+    verdict = {"stage": 1, "level": "warn", "text": "examined closely."}
+    examined = {"evaluations": [{"iteration": 1, "codebooks": [stage], "verdicts": [verdict]}]}
+    shown = Tags(page(tmp_path, run(examined=examined)))
+    for text in ("0.31", "0.77", "4,321", "98.1", "examined closely."):
+        assert text in shown.text, text
+    assert "Label" not in Tags(page(tmp_path, run())).text.split("Codebooks after")[1]
+
+
+def test_curves_of_code_usage_are_drawn_where_they_were_logged(tmp_path: Path) -> None:
+    rows = [
+        {"iteration": 2, "phase": "tokenizer", "step": s, "steps": 20, "loss": 1.0, "code_usage": [0.9]}
+        for s in (10, 20)
+    ]
+    assert "Codes in use, tokenizer phase" in page(tmp_path, run(metrics=rows))
+    assert "Codes in use, tokenizer phase" not in page(tmp_path, run())
+
+
+@pytest.mark.parametrize("value", [None, [], "x", 3, [None], [{}], {"evaluations": [{"iteration": 1, "codebooks": 3}]}])
+def test_an_unknown_form_of_codebooks_json_never_breaks_the_page(tmp_path: Path, value: Any) -> None:
+    examined = value if isinstance(value, dict) else {"evaluations": value}
+    assert "</html>" in page(tmp_path, run(examined=examined))
+    odd = {"evaluations": [{"iteration": 1, "codebooks": [{"agreement": value, "tuples": value}], "verdicts": value}]}
+    assert "</html>" in page(tmp_path, run(examined=odd))

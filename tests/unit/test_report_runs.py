@@ -78,3 +78,17 @@ def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
 def test_only_finite_numbers_are_numbers(value: object) -> None:
     assert number(value) is None
     assert number(2) == 2.0
+
+
+def test_files_put_aside_and_examined_codebooks_are_read(tmp_path: Path) -> None:
+    run = read_run(
+        write(
+            tmp_path,
+            config_yaml="seed: 0\n",
+            quarantine_jsonl='{"path": "a.wav", "reason": "cut short"}\n[]\n',
+            codebooks_json='{"evaluations": []}',
+        )
+    )
+    assert run.quarantine == ({"path": "a.wav", "reason": "cut short"},)
+    assert run.examined == {"evaluations": []}
+    assert run.notes == ("quarantine.jsonl: 1 lines could not be read, the first is line 2.",)

@@ -1,0 +1,211 @@
+"""The judge on sources with folds, views and several labels, with small encoders that were never trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bridle import api
+from bridle.config import Config
+from bridle.data.memory import TensorSource
+from bridle.data.sources import Sample, Splits, class_shares
+from bridle.errors import ConfigError, DataError
+from bridle.evaluate import command, features
+from bridle.evaluate.command import knn_run, probe_run
+from bridle.evaluate.judge import Judge
+from bridle.evaluate.transfer import LabelsResult, ProbeResult
+from bridle.models.build import build_encoder
+from bridle.train.log import ProgressLine
+from bridle.train.run import Results
+from bridle.train.runtime import Machine
+
+
+def pictures(items: int, *, seed: int = 0) -> tuple[Tensor, list[int]]:
+    """(N, 1, 16, 16) noise, brighter by the class."""
+    labels = [i % 3 for i in range(items)]
+    x = 0.2 * torch.randn(items, 1, 16, 16, generator=torch.Generator().manual_seed(seed))
+    return x + 0.3 * torch.tensor(labels)[:, None, None, None], labels
+
+
+class TwoHalves(TensorSource):
+    """Items with two views: one shows the picture, the other nothing."""
+
+    views = 2
+
+    def load_view(self, index: int, view: int) -> Sample:
+        sample = self.load(index, None)
+        return sample if view == 0 else sample._replace(x=torch.zeros_like(sample.x))
+
+
+class Tagged(TensorSource):
+    """Items with any number of labels."""
+
+    def __init__(self, *, x: Tensor, tags: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(x=x)
+        self.classes, self.labels = ["dark", "light", "middle", "nowhere"], list(tags)  # type: ignore[assignment]
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        assert self.labels is not None
+        return Sample(self.x[index], class_shares(self.labels[index], 4))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def judge_of(small: Callable[..., Config], tmp_path: Path) -> Callable[..., Judge]:
+    def build(splits: Splits, *overrides: str, **named: Any) -> Judge:
+        config = small("data.mean=[0.3]", "data.std=[0.3]", "probe.items=null", *overrides)
+        results = Results(tmp_path / "r.json", {})
+        return Judge(config, splits, Machine(config.runtime), results, ProgressLine(), strict=True, **named)
+
+    return build
+
+
+def probe(judge: Judge) -> Any:
+    return judge.probe_encoder(build_encoder(judge.config).eval())
+
+
+def test_data_with_folds_is_cross_validated(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
+    judge = judge_of(splits)
+    found = judge.baselines()
+    assert [fold["fold"] for fold in found["raw"]["folds"]] == [1, 2, 3, 4]
+    assert found["untrained"]["test_items"] == 60 and found["untrained"]["sd"] >= 0
+    assert probe(judge).accuracy == found["untrained"]["accuracy"]
+
+
+def test_fewer_items_keep_their_folds(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    folds = [1 + (i >= 30) for i in range(60)]
+    result = probe(judge_of(Splits(TensorSource(x=x, labels=labels), None, folds=folds), "probe.items=50"))
+    assert [fold["test_items"] for fold in result.folds] == [25, 25]
+
+
+def test_a_test_split_goes_before_folds(judge_of: Callable[..., Judge]) -> None:
+    source = TensorSource(x=pictures(30)[0], labels=pictures(30)[1])
+    result = probe(judge_of(Splits(source, source, folds=[i % 2 for i in range(30)])))
+    assert result.folds is None and result.test_items == 30
+
+
+def test_an_item_is_judged_by_the_mean_over_its_views(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(40)
+    judge = judge_of(Splits(TwoHalves(x=x, labels=labels), None))
+    encoder = build_encoder(judge.config).eval()
+    found = judge.vectors(lambda x, valid: encoder(x).z.mean(dim=1))(judge.train)
+    with torch.no_grad():
+        seen = encoder((x - 0.3) / 0.3).z.mean(dim=1)
+        nothing = encoder(torch.full_like(x, -1.0)).z.mean(dim=1)
+    np.testing.assert_allclose(found.x, ((seen + nothing) / 2).numpy(), atol=1e-5)
+    assert found.y.tolist() == labels
+
+
+def test_the_views_of_an_item_stay_in_one_batch(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(40)
+    judge = judge_of(Splits(TwoHalves(x=x, labels=labels), None))
+    judge.rows = 5
+    found = judge.vectors(lambda x, valid: x.flatten(1)[:, :1])(judge.train)
+    np.testing.assert_allclose(found.x[:, 0], ((x[:, 0, 0, 0] - 0.3) / 0.3 - 1).numpy() / 2, atol=1e-6)
+
+
+def test_several_labels_are_told_by_the_data(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    tags = [((0,), (1, 2), (2,))[label] for label in labels]
+    result = probe(judge_of(Splits(Tagged(x=x, tags=tags), Tagged(x=x, tags=tags))))
+    assert isinstance(result, LabelsResult)
+    assert (result.classes, result.classes_present) == (4, 3)
+    assert result.mean_average_precision > result.chance
+
+
+@pytest.mark.parametrize("pool", ["mean", "axis", "class", "attentive"])
+def test_every_pooling_can_be_probed(
+    pool: str, judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridle.evaluate.attentive.FEWEST_STEPS", 30)
+    monkeypatch.setattr("bridle.evaluate.attentive.EPOCHS", 1)
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), None)
+    result = probe(judge_of(splits, f"probe.pool={pool}", "encoder.class_token=true"))
+    assert isinstance(result, ProbeResult) and result.test_items == 12
+    assert ("weight_decay" in result.setting) == (pool == "attentive")
+
+
+def test_the_class_token_is_what_class_pooling_probes(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(30)
+    splits = Splits(TensorSource(x=x, labels=labels), None)
+    judge = judge_of(splits, "probe.pool=class", "encoder.class_token=true")
+    seen: list[Any] = []
+    judge.probe = lambda collect, method: seen.append(collect(judge.train))  # type: ignore[assignment, method-assign]
+    encoder = build_encoder(judge.config).eval()
+    judge.probe_encoder(encoder)
+    with torch.no_grad():
+        expected = encoder((x - 0.3) / 0.3).class_token
+    np.testing.assert_allclose(seen[0].x, expected.numpy(), atol=1e-5)
+
+
+def test_attentive_pooling_that_needs_too_much_memory_names_the_setting(
+    judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "TOKEN_LIMIT", 1000)
+    x, labels = pictures(30)
+    judge = judge_of(Splits(TensorSource(x=x, labels=labels), None), "probe.pool=attentive")
+    with pytest.raises(DataError, match=r"probe\.items="):
+        probe(judge)
+
+
+def test_large_inputs_go_through_the_network_a_few_at_a_time(judge_of: Callable[..., Judge]) -> None:
+    splits = Splits(TensorSource(x=pictures(3)[0]), None)
+    assert judge_of(splits).rows == 256
+    assert judge_of(splits, "geometry.input=[1024, 1024]", "geometry.patch=[64, 64]").rows == 16
+
+
+# the commands
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one iteration on the embedded digits."""
+    from conftest import SMALL
+
+    from bridle.config import load_config
+
+    folder = tmp_path_factory.mktemp("judged") / "run"
+    changes = [*SMALL, "geometry.patch=[4, 4]", "max_steps=3", "schedule.iterations=1"]
+    api.pretrain(load_config("digits-tiny", changes), out=folder)
+    return folder
+
+
+def test_neighbours_get_a_file_of_the_same_form_and_are_not_asked_twice(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = knn_run(run, [])
+    assert "k-NN: accuracy" in capfd.readouterr().err
+    found = json.loads(path.read_text())
+    assert path.name == "knn.json" and found["evaluation"] == "k-NN"
+    assert set(found["baselines"]) == {"raw", "untrained"}
+    assert found["evaluations"][0]["probe"]["neighbours"] >= 1
+    assert found["evaluations"][0]["probe"]["test_items"] == 60
+    knn_run(run, [])
+    assert "k-NN" not in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="mean, axis or class"):
+        knn_run(run, ["probe.pool=attentive"])
+
+
+def test_a_probe_may_change_how_data_is_seen_but_not_the_network(run: Path) -> None:
+    assert "evaluation" not in json.loads(probe_run(run, []).read_text())
+    again = json.loads(probe_run(run, ["data.views=3", "probe.items=30"]).read_text())
+    assert again["protocol"]["views"] == 3
+    assert again["evaluations"][0]["probe"]["train_items"] == 30
+    with pytest.raises(ConfigError, match="a probe cannot change this"):
+        probe_run(run, ["audio.sample_rate=8000"])
+
+
+def test_what_the_run_measured_by_the_same_protocol_is_taken_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = json.loads((run / "results.json").read_text())
+    monkeypatch.setattr(command, "Judge", lambda *given, **named: lambda nets: pytest.fail("measured again"))
+    assert json.loads(probe_run(run, []).read_text())["evaluations"] == known["evaluations"]
