@@ -178,7 +178,7 @@ def read_scores(cell: Cell, grid: Grid) -> dict[str, list[float]]:
         if not result:
             raise UsageError(f"{path}: no {measure} result; the table needs labelled data.")
         parts = result.get("folds") or [result]
-        scores[measure] = [float(part["accuracy"] if "accuracy" in part else part["map"]) for part in parts]
+        scores[measure] = [float(part.get("accuracy", part["mean_average_precision"])) for part in parts]
     return scores
 
 

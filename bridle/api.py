@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from bridle.config import Config, load_config, read_config
+from bridle.config import Config, load_config, read_config, with_absolute_paths
 from bridle.data.build import open_data
 from bridle.data.loader import measure
 from bridle.data.memory import DatasetSource
+from bridle.data.mixing import mixed
 from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.judge import Judge
@@ -67,7 +68,7 @@ def pretrain(
     if isinstance(recipe, Config) and (overrides or settings):
         raise UsageError("a Config takes no overrides; give the recipe's name, or change the config with model_copy.")
     config = recipe if isinstance(recipe, Config) else _load(recipe, dataset, overrides, settings)
-    config = _with_root(config)
+    config = with_absolute_paths(config)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("training with several processes is not supported yet; start one process without torchrun.")
     folder = Path(out)
@@ -91,7 +92,7 @@ def pretrain(
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
         nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
         everyone = [*callbacks, *tensorboard_if_installed(folder)]
-        run = Run(folder, config, machine, splits.train, nets, stop, progress, everyone)
+        run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
         results = Results(folder / "results.json", results_header(config))
         judge = Judge(config, splits, machine, results, progress) if config.probe.enabled else None
         for callback in everyone:
@@ -179,19 +180,6 @@ def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[An
     shape = config.geometry.build().shape
     test = None if test_dataset is None else DatasetSource(test_dataset, shape=shape)
     return Splits(DatasetSource(dataset, shape=shape), test)
-
-
-def _with_root(config: Config) -> Config:
-    """The config with absolute paths, so that it means the same from any folder."""
-    paths = {
-        key: str(Path(value).expanduser().absolute())
-        for key in ("root", "manifest")
-        if (value := getattr(config.data, key)) is not None
-    }
-    encoder = config.encoder
-    if encoder.weights is not None:
-        encoder = encoder.model_copy(update={"weights": str(Path(encoder.weights).expanduser().absolute())})
-    return config.model_copy(update={"data": config.data.model_copy(update=paths), "encoder": encoder})
 
 
 def _complete(config: Config, folder: Path, train: Callable[[], Source], progress: ProgressLine) -> Config:

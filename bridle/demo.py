@@ -16,6 +16,7 @@ from bridle.config import load_config
 from bridle.processes import run_beside
 from bridle.report.page import read_run, write_report
 from bridle.report.terminal import results_table
+from bridle.report.tokens import gallery_of
 
 MODALITIES = {"image": "digits-tiny", "video": "moving-digits-tiny", "audio": "sounds-tiny"}
 
@@ -47,7 +48,8 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
     if table is not None:
         console.print()
         console.print(table)
-    page = write_report(summaries, out / "report.html", title="bridle demo")
+    pictured = [summary._replace(gallery=gallery_of(run)) for summary, run in zip(summaries, runs, strict=True)]
+    page = write_report(pictured, out / "report.html", title="bridle demo")
     minutes = (time.perf_counter() - began) / 60
     console.print(
         f"\nSeed {seed}, {minutes:.1f} minutes. Accuracy: linear probe on test data ± half its 95 % interval."

@@ -83,6 +83,18 @@ def differences(a: Config, b: Config) -> list[str]:
     ]
 
 
+def with_absolute_paths(config: Config) -> Config:
+    """The config with paths that mean the same from any folder."""
+
+    def absolute(section: BaseModel, *keys: str) -> dict[str, str]:
+        given = {key: getattr(section, key) for key in keys}
+        return {key: str(FilePath(path).expanduser().absolute()) for key, path in given.items() if path is not None}
+
+    data = config.data.model_copy(update=absolute(config.data, "root", "manifest"))
+    encoder = config.encoder.model_copy(update=absolute(config.encoder, "weights"))
+    return config.model_copy(update={"data": data, "encoder": encoder})
+
+
 def check(table: Table, name: str) -> Config:
     """Validate a table; every problem becomes a ConfigError that names file, line and key."""
     size_entry = table.get(("size",))

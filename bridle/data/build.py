@@ -12,7 +12,6 @@ from bridle.data.folders import existing_folder
 from bridle.data.image import ImageReader, open_images
 from bridle.data.listing import DataListing, find_data, tell_layout
 from bridle.data.loader import load_sound
-from bridle.data.mixing import Mixed
 from bridle.data.recordings import RecordingReader, open_recordings
 from bridle.data.shards import ShardSplits, find_shards
 from bridle.data.signal import SignalReader, open_signals
@@ -25,21 +24,17 @@ EMBEDDED = {"digits": demo.digits, "moving-digits": demo.moving_digits, "sounds"
 
 def open_data(config: Config) -> Splits:
     """The data set of a config; its samples have the shape the geometry says, or a ConfigError tells how to mend it."""
-    data, augment = config.data, config.augment
+    data = config.data
     if data.source == "dataset":
         raise UsageError(
             "this run was trained on a Dataset given from Python, which a command cannot open; "
             "its results are in results.json."
         )
     if data.source in EMBEDDED:
-        splits = _embedded(config)
-    elif data.root is None and data.manifest is None:
+        return _embedded(config)
+    if data.root is None and data.manifest is None:
         raise ConfigError(f"data.root: recipe {config.name!r} needs the folder of your data; give data.root=PATH.")
-    else:
-        splits = _own_files(config)
-    if augment.mixup or augment.cutmix:
-        splits = splits._replace(train=Mixed(splits.train, augment))
-    return splits
+    return _own_files(config)
 
 
 def open_reader(config: Config) -> Reader:

@@ -42,6 +42,11 @@ class Plan(NamedTuple):
     cut: bool
 
 
+def mixed(source: Source, augment: AugmentConfig) -> Source:
+    """The source, its training samples mixed where that is asked for. Partners come from this source and no other."""
+    return Mixed(source, augment) if augment.enabled and (augment.mixup or augment.cutmix) else source
+
+
 class Mixed:
     """A source whose augmented samples are mixed with a random other one; without a generator nothing is mixed.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from bridle.config import Config, differences, read_config
+from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.build import is_labelled, open_data
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.judge import Judge
@@ -97,7 +97,7 @@ def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
     stored = folder / "config.yaml"
     if not stored.is_file():
         raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    trained, config = read_config(stored), read_config(stored, overrides)
+    trained, config = read_config(stored), with_absolute_paths(read_config(stored, overrides))
     for line in differences(trained, config):
         if not line.startswith(MAY_CHANGE):
             raise ConfigError(f"{line}: a probe cannot change this; it may change {', '.join(MAY_CHANGE)}.")

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.config import Config, differences, read_config
+from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.balance import balancing_weights, label_set
 from bridle.data.build import open_data
-from bridle.data.mixing import Mixed
+from bridle.data.mixing import mixed
 from bridle.data.part import part_of, spread
 from bridle.data.sources import Labels, Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
@@ -154,8 +154,8 @@ class Job:
         record_settings(folder, self.config, command=self.command)
         everyone = [*self.callbacks, *tensorboard_if_installed(folder)]
         nets = self.build(task)
-        run = Run(folder, self.config, self.machine, mixed(unit.train, self.config), nets, self.stop, self.progress,
-                  everyone)  # fmt: skip
+        source = mixed(unit.train, self.config.augment)  # partners too come from this unit's training items
+        run = Run(folder, self.config, self.machine, source, nets, self.stop, self.progress, everyone)
         if settings.sampling == "balanced":
             run.weights = balancing_weights(labels_of(unit.train)).tolist()
         for callback in everyone:
@@ -273,12 +273,6 @@ def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: st
     return Unit(name, part_of(source, indices[~held].tolist()), part_of(source, indices[held].tolist()))
 
 
-def mixed(source: Source, config: Config) -> Source:
-    """Training samples, two in one where the config says so."""
-    augment = config.augment
-    return Mixed(source, augment) if augment.enabled and (augment.mixup or augment.cutmix) else source
-
-
 def protocol(config: Config) -> dict[str, Any]:
     """What makes two fine-tunings comparable; where they start from is told apart by name."""
     data = config.data.model_dump(mode="json")
@@ -309,13 +303,6 @@ def read_json(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}); delete it and run the same command again.") from error
-
-
-def with_absolute_paths(config: Config) -> Config:
-    """The config with data paths that mean the same from any folder."""
-    given = {"root": config.data.root, "manifest": config.data.manifest}
-    found = {key: str(Path(path).expanduser().absolute()) for key, path in given.items() if path is not None}
-    return config.model_copy(update={"data": config.data.model_copy(update=found)})
 
 
 def _require_finetune_keys(trained: Config, wanted: Config) -> None:

@@ -87,7 +87,7 @@ def make_gallery(config: Config, nets: Nets, *, checkpoint: str) -> Gallery:
     pool = look(config, nets, source)
     canvas = Canvas(geometry, kind=kind, limits=Limits.of(torch.stack([s.x for s in pool.samples]), kind))
     pictures = [canvas.draw(sample.x) for sample in pool.samples]
-    gallery = Gallerist(nets, source, pool, canvas, pictures)
+    gallery = Gallerist(nets, source, pool, canvas, pictures, root=config.data.root)
     part = "training" if splits.test is None else "test"
     return Gallery(
         about=f"{len(pool.samples)} {part} samples, model at the end of {checkpoint.split('-')[1]}",
@@ -151,7 +151,11 @@ def stage_distances(nets: Nets, z_tilde: Tensor, codes: Tensor) -> Tensor:
 class Gallerist:
     """Chooses what to show of a pool and draws it."""
 
-    def __init__(self, nets: Nets, source: Source, pool: Pool, canvas: Canvas, pictures: list[Picture]) -> None:
+    def __init__(
+        self, nets: Nets, source: Source, pool: Pool, canvas: Canvas, pictures: list[Picture], *, root: str | None
+    ) -> None:
+        # A page that is passed on need not tell where on somebody's disk the data lies.
+        self.prefix = "" if root is None else str(Path(root)) + "/"
         self.source, self.pool, self.canvas, self.pictures = source, pool, canvas, pictures
         self.colors = [code_colors(vectors) for vectors in nets.tokenizer.quantizer.code_vectors()]  # M of (K_m, 3)
         self.labels = [label_text(source, sample) for sample in pool.samples]
@@ -206,7 +210,7 @@ class Gallerist:
         if sound and isinstance(self.source, Recordings):
             wave, rate = self.source.listen(index), self.source.front.sample_rate
             heard = sound_uri(wave, rate=rate, limit=SOUND_BYTES)
-        name = self.source.describe(index)
+        name = self.source.describe(index).removeprefix(self.prefix)
         return Shown(name, self.labels[n], data_uri(self.pictures[n], longest=size), heard)
 
     def _strips(self, m: int) -> list[CodeStrip]:

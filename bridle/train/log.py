@@ -164,8 +164,10 @@ class TensorBoard:
                     self.writer.add_scalar(tag, number, row["step"])
 
     def on_evaluation(self, result: Row) -> None:
-        if result.get("probe"):
-            self.writer.add_scalar("probe/accuracy", result["probe"]["accuracy"], result["iteration"])
+        for kind in ("probe", "finetune"):
+            for key in ("accuracy", "mean_average_precision"):  # with several labels an item there is no accuracy
+                if (value := (result.get(kind) or {}).get(key)) is not None:
+                    self.writer.add_scalar(f"{kind}/{key}", value, result["iteration"])
 
     def on_end(self) -> None:
         self.writer.close()

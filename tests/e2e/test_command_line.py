@@ -70,10 +70,17 @@ def test_pretrain_probe_report_on_class_folders(pictures: Path, tmp_path: Path) 
     assert "probing p0002-iter2-encoder-00000006-end" in said
     assert json.loads((run / "probe.json").read_text())["evaluations"][1]["probe"]["train_items"] == 50
     assert "probing" not in bridle("probe", "runs/c10", "probe.items=50", "probe.pool=axis", cwd=tmp_path)
+    assert "k-NN acc. %" in bridle("knn", "runs/c10", cwd=tmp_path)
     refused = bridle("probe", "runs/c10", "encoder.depth=9", cwd=tmp_path, expect=2)
     assert "a probe cannot change this" in refused
+    said = bridle("codebooks", "runs/c10", "--iteration", "2", cwd=tmp_path)
+    assert "iteration 2" in said and "iteration 1 " not in said and "stage 1: " in said
+    assert (run / "codebooks.json").is_file() and (run / "figures" / "code-norms-iteration2.png").is_file()
     bridle("report", "runs/c10", "--out", "page.html", cwd=tmp_path)
-    assert "<script" not in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page and "Token maps" in page and "Nearest neighbours" in page
+    bridle("report", "runs/c10", "--no-samples", "--out", "page.html", cwd=tmp_path)
+    assert "Token maps" not in (tmp_path / "page.html").read_text()
 
 
 def test_ctrl_c_saves_and_the_same_command_continues(pictures: Path, tmp_path: Path) -> None:
@@ -166,7 +173,8 @@ def test_recipes_show_and_doctor_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["pretrain"], ["probe"], ["demo"], ["show"], ["recipes"], ["report"], ["doctor"]]
+    "command",
+    [[], ["pretrain"], ["probe"], ["knn"], ["demo"], ["show"], ["recipes"], ["report"], ["codebooks"], ["doctor"]],
 )
 def test_every_command_has_help_with_an_example(command: list[str], tmp_path: Path) -> None:
     said = bridle(*command, "--help", cwd=tmp_path)

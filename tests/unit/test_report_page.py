@@ -268,3 +268,15 @@ def test_an_unknown_form_of_codebooks_json_never_breaks_the_page(tmp_path: Path,
     assert "</html>" in page(tmp_path, run(examined=examined))
     odd = {"evaluations": [{"iteration": 1, "codebooks": [{"agreement": value, "tuples": value}], "verdicts": value}]}
     assert "</html>" in page(tmp_path, run(examined=odd))
+
+
+def test_several_labels_or_folds_are_told_beside_the_score(tmp_path: Path) -> None:
+    labels = {"mean_average_precision": 0.312, "interval": [0.3, 0.33], "mean_auc": 0.941, "d_prime": 2.214}
+    folds = {**PROBE, "sd": 0.011, "folds": [{}] * 5}
+    results = [
+        {"evaluations": [{"iteration": 1, "probe": probe}], "baselines": {"raw": probe}} for probe in (labels, folds)
+    ]
+    runs = [run(title=title, results=found) for title, found in zip(("tagged", "folded"), results, strict=True)]
+    shown = Tags(page(tmp_path, *runs)).text
+    assert "mAP; AUC 0.941, d′ 2.21" in shown and "probe mAP, %" in shown and "31.2" in shown
+    assert "sd 1.1 over 5 folds" in shown and "probe accuracy, %" in shown

@@ -168,6 +168,7 @@ def test_recordings_can_be_heard_and_a_broken_one_is_passed_over(
     assert {found.sample.label for found in gallery.maps} == {"<b>hum", "hiss"}
     heard, rate = soundfile.read(io.BytesIO(base64.b64decode(gallery.maps[0].sample.sound.split(",")[1])))
     assert rate == 8000 and 2000 < len(heard) <= 8000
+    assert {found.sample.name.split("/")[0] for found in gallery.maps} == {"<b>hum", "hiss"}, "below data.root"
     assert opened(gallery.maps[0].sample.picture).size == (32, 16)
 
 
