@@ -20,7 +20,7 @@ from bridle.errors import NonFiniteError
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.transformer import drop_path_scales
 from bridle.quantize import Statistics
-from bridle.quantize.usage import CodeAge, top_share
+from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
 from bridle.seeding import generator
 from bridle.train import checkpoint
 from bridle.train.log import describe, describe_briefly
@@ -157,6 +157,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
             ages.load_state(restored.tensors["ages"])
     loader = run.loader(phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch)
     clock = Clock(step=progress.step, batch=phase.settings.batch)
+    watch = CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW)
 
     def save(*, end: bool = False) -> None:
         tensors = {"model": run.nets.state()}
@@ -172,7 +173,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         update = take_step(run, phase, progress, optimizer, parameters, micro_batches, ages)
         finished = progress.step == phase.steps
         if finished or progress.step % run.config.runtime.log_every == 0:
-            report(run, phase, progress, update, ages, clock)
+            report(run, phase, progress, update, ages, clock, watch)
         due = progress.step % run.config.runtime.checkpoint_every == 0
         if not finished and (due or run.stop.received is not None):
             save()
@@ -278,12 +279,19 @@ class Clock:
 
 
 def report(
-    run: Run[Networks], phase: Phase, progress: Progress, update: Update, ages: CodeAge | None, clock: Clock
+    run: Run[Networks],
+    phase: Phase,
+    progress: Progress,
+    update: Update,
+    ages: CodeAge | None,
+    clock: Clock,
+    watch: CollapseWatch,
 ) -> None:
     """One row for metrics.jsonl and the callbacks, one line for people."""
     figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
     if not all(torch.isfinite(value).all() for value in update.values.values()):
         figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
+    usage = usage_figures(update.codes, ages)
     row = {
         "iteration": phase.iteration,
         "phase": phase.name,
@@ -291,7 +299,7 @@ def report(
         "step": progress.step,
         "steps": phase.steps,
         **figures,
-        **usage_figures(update.codes, ages),
+        **usage,
         "learning_rate": update.learning_rate,
         "skipped": progress.skipped,
         "samples_per_second": round(clock.rate(progress.step), 1),
@@ -306,6 +314,9 @@ def report(
         R = run.config.schedule.iterations
         long, short = (form(row, iterations=R, eta_seconds=eta) for form in (describe, describe_briefly))
         run.progress.show(long, short, final=progress.step == phase.steps)
+    if usage:
+        for text in watch.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
+            run.progress.note(f"{phase.key} step {progress.step}: {text}")
 
 
 def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:

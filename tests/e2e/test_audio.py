@@ -67,7 +67,7 @@ def test_audioset_layout_runs_through_pretraining_and_map(audioset: Path, tmp_pa
     assert (probe["train_items"], probe["test_items"]) == (21, 11)  # of 24 and 12 listed
     assert probe["mean_average_precision"] > probe["chance"] + 0.1
     assert 0.5 < probe["mean_auc"] <= 1
-    assert run.results["baselines"]["raw"]["mean_average_precision"] > 0.9  # three pure tones: the raw spectrum tells them apart
+    assert run.results["baselines"]["raw"]["mean_average_precision"] > 0.9  # pure tones
 
 
 def test_audioset_layout_can_be_fine_tuned_with_several_labels(audioset: Path, tmp_path: Path) -> None:

@@ -1,0 +1,9 @@
+"""The `bridle` command. Heavy libraries are imported inside the commands, so that --help answers at once.
+
+Importing a module of commands registers them; their order here is the order of --help.
+"""
+
+from bridle.cli import train, judge, use, data, machine  # isort: skip
+from bridle.cli.app import app, main
+
+__all__ = ["app", "data", "judge", "machine", "main", "train", "use"]

@@ -1,0 +1,123 @@
+"""The root of the command line: what commands share, and how errors reach the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bridle.errors import BridleError, Interrupted
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Self-supervised pretraining on audio, images and video with residual-quantization targets (BRIDLE).",
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine, as ratios taken in one run.")
+app.add_typer(bench_app, name="bench")
+data_app = typer.Typer(no_args_is_help=True, help="Look at your data before training on it.")
+app.add_typer(data_app, name="data")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. encoder.depth=6.")
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, as --out named it.")]
+
+
+@app.callback()
+def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
+    """Options of every command; `main` reads --debug itself."""
+
+
+def make_precision_safe(precision: str) -> None:
+    """Before torch is loaded: arrange that bf16 on this CPU cannot kill the process. A GPU run needs none of it."""
+    from bridle.cpu import make_bf16_safe
+    from bridle.errors import ConfigError
+
+    if precision != "bf16":
+        return
+    try:
+        typer.echo(make_bf16_safe(), err=True)
+    except ConfigError as error:
+        # Not the last word: with a GPU the CPU does not matter, and without one the run refuses for itself.
+        typer.echo(f"note: {error}", err=True)
+
+
+def show_results(run: Path, results: str = "results.json") -> None:
+    """The results of a run as a table, then what was written and what to do next."""
+    from bridle.report.runs import read_run
+    from bridle.report.terminal import results_table
+
+    screen = console()
+    table = results_table([read_run(run, results=results)])
+    if table is not None:
+        screen.print(table)
+    if (run / results).is_file():
+        typer.echo(f"wrote {run / results}")
+    typer.echo(f"Next:  bridle probe {run}   ·   bridle report {run}")
+
+
+def show_written(written: Any, *, reader: str) -> None:
+    """What `tokenize` or `embed` wrote, what it could not read, and how to go on."""
+    if written.failed:
+        total = written.files + written.failed
+        typer.echo(f"{written.failed} of {total} files could not be read; see {written.quarantine}", err=True)
+    header, rows = written.header, f"{written.rows:,} rows"
+    if header["kind"] == "codes":
+        rows += f" of {len(header['codebook_sizes'])} codes, {header['bits_per_token']:g} bits each"
+    if header.get("bits_per_second") is not None:
+        rows += f", {header['bits_per_second']:,.0f} bits per second"
+    typer.echo(f"wrote {written.out}: {written.files:,} files, {rows}")
+    typer.echo(f"Next:  in Python, bridle.{reader}({str(written.out)!r})")
+
+
+def console() -> Any:
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def all_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line and an exit code, with --debug also a traceback."""
+    debug = "--debug" in sys.argv
+    try:
+        app(standalone_mode=True)
+    except BridleError as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(error.exit_code)
+    except Interrupted as stopped:
+        typer.echo(str(stopped), err=True)
+        sys.exit(stopped.exit_code)
+    except KeyboardInterrupt:
+        typer.echo("stopped by Ctrl-C", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of a pipe went away; nothing can be said any more
+        sys.exit(1)
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        what = f"{error.filename or 'input/output'}: {error.strerror or error}"
+        typer.echo(f"{what}. Free some space or mend permissions, then run the same command again.", err=True)
+        sys.exit(74)
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
+        typer.echo(
+            "This is a bug in bridle. Run again with --debug (bridle --debug …) and report it with `bridle doctor`.",
+            err=True,
+        )
+        sys.exit(1)

@@ -1,0 +1,84 @@
+"""Commands that judge a run: probe, knn, codebooks, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.cli.app import Overrides, RunFolder, app, console, show_results
+
+
+@app.command()
+def probe(run: RunFolder, overrides: Overrides = None) -> None:
+    """Linear or attentive probe of a frozen encoder, beside raw features and an untrained encoder; JSON and table.
+
+    Data with folds is cross-validated; settings are chosen on training items only. probe.pool is mean, axis (one mean
+    per place of a grid axis), class (the class token) or attentive; data.views=N looks at N parts of every item.
+
+    Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0
+    """
+    from bridle.evaluate.command import probe_run
+
+    show_results(run, probe_run(run, overrides or []).name)
+
+
+@app.command()
+def knn(run: RunFolder, overrides: Overrides = None) -> None:
+    """Weighted k-nearest neighbours on a run's frozen features, k chosen on validation items; JSON and table.
+
+    Example:  bridle knn runs/c10 probe.items=5000
+    """
+    from bridle.evaluate.command import knn_run
+
+    show_results(run, knn_run(run, overrides or []).name)
+
+
+@app.command()
+def codebooks(
+    run: RunFolder,
+    overrides: Overrides = None,
+    iteration: Annotated[int | None, typer.Option(min=1, help="Only this iteration's tokenizer.")] = None,
+    items: Annotated[int | None, typer.Option(min=1, help="At most so many samples; all without it.")] = None,
+) -> None:
+    """Codebook health: usage, entropy, information, steadiness and verdicts; JSON, table and figures.
+
+    Example:  bridle codebooks runs/c10
+    """
+    import json
+
+    from bridle.evaluate.examine import examine_run
+    from bridle.report.health import codebook_table, verdict_lines, write_codebook_figures
+
+    path = examine_run(run, overrides or [], iteration=iteration, items=items)
+    evaluations, screen = json.loads(path.read_text(encoding="utf-8"))["evaluations"], console()
+    for entry in evaluations:
+        screen.print(codebook_table(entry))
+        for line in verdict_lines(entry):
+            screen.print(line)
+        screen.print()
+    written = write_codebook_figures(evaluations, run / "figures")
+    typer.echo(f"wrote {path} and {len(written)} figures in {run / 'figures'}")
+    typer.echo(f"Next:  bridle report {run}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run directories.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the first run without it.")] = None,
+    samples: Annotated[bool, typer.Option(help="Show token maps and neighbours of a few of the run's samples.")] = True,
+) -> None:
+    """Write one self-contained HTML page about one or several runs.
+
+    Example:  bridle report runs/c10 --out c10.html
+    """
+    from bridle.report.page import read_run, write_report
+
+    found = [read_run(run) for run in runs]
+    if samples:
+        from bridle.report.tokens import gallery_of
+
+        found = [summary._replace(gallery=gallery_of(run)) for summary, run in zip(found, runs, strict=True)]
+    path = write_report(found, out or runs[0] / "report.html", title="bridle report")
+    typer.echo(f"wrote {path}")

@@ -1,0 +1,154 @@
+"""Commands that train: demo, pretrain, ablate, finetune, and the recipes they start from."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.cli.app import Overrides, RunFolder, app, console, make_precision_safe, show_results
+from bridle.errors import UsageError
+
+
+@app.command()
+def demo(
+    modality: Annotated[str | None, typer.Option(help="audio, image or video; all three without it.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    out: Annotated[Path, typer.Option(help="Where runs and report go.")] = Path("demo"),
+) -> None:
+    """The whole method in minutes on embedded data: VQ and RQ, two iterations, probe, codebook table, report.
+
+    Example:  bridle demo --modality image
+    """
+    from bridle.demo import MODALITIES, run_demo
+
+    if modality is not None and modality not in MODALITIES:
+        raise UsageError(f"--modality {modality!r}: expected one of {', '.join(MODALITIES)}.")
+    run_demo([modality] if modality else list(MODALITIES), seed=seed, out=out)
+
+
+@app.command()
+def recipes() -> None:
+    """List the shipped recipes.
+
+    Example:  bridle recipes
+    """
+    from rich.table import Table
+
+    from bridle.config import load_config, recipe_names
+
+    table = Table("recipe", "size", "input", "patch", "what", box=None, header_style="bold", pad_edge=False)
+    for name in recipe_names():
+        config = load_config(name)
+        sizes = ("×".join(map(str, axis)) for axis in (config.geometry.input, config.geometry.patch))
+        table.add_row(name, config.size, *sizes, config.summary)
+    console().print(table)
+    console().print("\nNext:  bridle show RECIPE   or   bridle pretrain RECIPE data.root=… --out runs/NAME")
+
+
+@app.command()
+def show(
+    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")], overrides: Overrides = None
+) -> None:
+    """Print a recipe with every value resolved, as YAML.
+
+    Example:  bridle show cifar10-tiny quantizer=vq
+    """
+    from bridle.config import dump_config, load_config
+
+    config = load_config(recipe, overrides or [])
+    geometry = config.geometry.build()
+    typer.echo(f"# grid {list(geometry.grid)} = {geometry.tokens} tokens of {geometry.patch_features} numbers")
+    typer.echo(dump_config(config), nl=False)
+
+
+@app.command()
+def pretrain(
+    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The run directory; the same command continues it.")] = Path("run"),
+    max_steps: Annotated[int | None, typer.Option(min=1, help="Cap every phase at this many steps.")] = None,
+) -> None:
+    """Train encoder and tokenizer in turns (Algorithm 1); run the same command again to continue.
+
+    Example:  bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10
+    """
+    from bridle.config import load_config
+
+    changes = [*(overrides or []), *([f"max_steps={max_steps}"] if max_steps else [])]
+    config = load_config(recipe, changes)
+    make_precision_safe(config.runtime.precision)
+    from bridle import api
+
+    finished = api.is_finished(out, config)
+    api.pretrain(config, out=out, command=f"bridle {shlex.join(sys.argv[1:])}")
+    if finished:
+        typer.echo(f"{out} is finished; nothing to do.")
+    else:
+        from bridle.train.runtime import peak_memory
+
+        typer.echo(f"peak memory {peak_memory()}", err=True)
+    show_results(out)
+
+
+@app.command()
+def finetune(
+    run: RunFolder,
+    overrides: Overrides = None,
+    iteration: Annotated[
+        int | None, typer.Option(min=1, help="Start from this iteration's encoder; the last one without it.")
+    ] = None,
+) -> None:
+    """Train a run's encoder on labels, then score it once on the test split or over folds; JSON and table.
+
+    Example:  bridle finetune runs/c10 finetune.epochs=10 finetune.augment.mixup=0.8
+    """
+    from bridle.config import read_config
+
+    if (run / "config.yaml").is_file():
+        make_precision_safe(read_config(run / "config.yaml", overrides or []).runtime.precision)
+    from bridle.evaluate.finetune import finetune_run, read_json
+    from bridle.report.finetuned import finetune_table
+
+    command = f"bridle {shlex.join(sys.argv[1:])}"
+    path = finetune_run(run, overrides or [], iteration=iteration, command=command)
+    results = read_json(path)
+    if (table := finetune_table(results)) is not None:
+        console().print(table)
+    typer.echo(f"wrote {path}")
+    again = shlex.join(["bridle", "finetune", str(run), *(overrides or [])])
+    scratch = any(entry["start"] == "scratch" for entry in results["evaluations"])
+    typer.echo(
+        f"Next:  bridle report {run}"
+        if scratch
+        else f"Next:  {again} finetune.from_scratch=true   ·   bridle report {run}"
+    )
+
+
+@app.command()
+def ablate(
+    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    overrides: Overrides = None,
+    table: Annotated[str, typer.Option(help="A shipped table, or a YAML file with rows; see docs/evaluating.md.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1",
+    out: Annotated[Path | None, typer.Option(help="Where runs and table go; ablations/TABLE without it.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side; as many as cores without it.")] = None,
+) -> None:
+    """A grid of runs over seeds and one table with paired changes; the same command continues it.
+
+    Example:  bridle ablate cifar10-tiny data.root=cifar10 --table attribution --seeds 0,1
+    """
+    from bridle.ablation import read_grid, run_grid
+
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds {seeds!r}: expected whole numbers separated by commas, such as 0,1.") from None
+    if len(set(numbers)) < len(numbers) or min(numbers) < 0:
+        raise UsageError(f"--seeds {seeds!r}: every seed once, from 0 on.")
+    grid = read_grid(table)
+    path = run_grid(recipe, overrides or [], grid, seeds=numbers, out=out or Path("ablations") / grid.name, jobs=jobs)
+    typer.echo(f"Next:  bridle report {path.parent / 'runs'}/*")

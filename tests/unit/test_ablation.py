@@ -1,0 +1,106 @@
+"""Ablation grids: read strictly, paired by seed, and shared where only fine-tuning differs."""
+
+from __future__ import annotations
+
+import json
+from math import sqrt
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
+from bridle.ablation import Cell, Grid, cells, compare, read_grid, read_scores, table_names, write_tables
+from bridle.config import load_config
+from bridle.errors import ConfigError, UsageError
+
+PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
+
+
+def grid(**rows: tuple[str, ...]) -> Grid:
+    return Grid("test", "A test", 1, ("probe",), rows)
+
+
+def test_the_papers_tables_are_shipped_and_every_row_is_a_config() -> None:
+    assert set(table_names()) >= PAPER
+    for name in table_names():
+        found = read_grid(name)
+        for changes in found.rows.values():
+            config = load_config("digits-tiny", list(changes))
+            assert config.quantizer.codebooks >= 1
+    assert next(iter(read_grid("books").rows)) == "4 sets, 256 codes"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows: {a: [seed=1]}", "at least two rows"),
+        ("rows: {a: [seed=1], b: 3}", "list of key=value"),
+        ("rows: {a: [], b: []}\nmeasure: [probe]", "unknown key 'measure'"),
+        ("rows: {a: [], b: []}\nmeasures: [luck]", "'luck'"),
+        ("rows: {a: [], b: []}\niterations: 0", "iterations"),
+    ],
+)
+def test_a_wrong_table_is_refused_with_its_reason(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_grid(str(file))
+
+
+def test_an_unknown_table_names_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="attribution"):
+        read_grid("atribution")
+
+
+def test_a_typo_in_the_last_row_is_told_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="codebook"):
+        list(cells("digits-tiny", [], grid(a=(), b=("quantizer.codebook=2",)), seeds=[0], out=tmp_path))
+
+
+def test_rows_that_differ_only_in_fine_tuning_share_their_run(tmp_path: Path) -> None:
+    rows = grid(a=("finetune.loss=bce",), b=("finetune.loss=ce",), c=("quantizer=vq",))
+    found = list(cells("digits-tiny", ["encoder.depth=2"], rows, seeds=[0, 1], out=tmp_path))
+    folder = {(cell.row, cell.seed): cell.folder for cell in found}
+    assert folder["a", 0] == folder["b", 0]
+    assert len(set(folder.values())) == 4  # two seeds of a and b together, and of c
+    assert found[0].finetune == ("finetune.loss=bce",)
+    assert "finetune.loss=bce" not in found[0].pretrain
+
+
+def test_changes_are_paired_and_their_interval_is_students() -> None:
+    own, base = [0.50, 0.54, 0.61], [0.48, 0.50, 0.60]
+    change = compare(own, base)
+    expected = stats.ttest_rel(own, base).confidence_interval(0.95)
+    assert change.change == pytest.approx((0.02 + 0.04 + 0.01) / 3)
+    assert change.change - change.half == pytest.approx(expected.low)
+    assert change.change + change.half == pytest.approx(expected.high)
+    assert "*" not in str(change)
+    assert str(compare([0.5, 0.6, 0.701], [0.4, 0.5, 0.6])).endswith("*")
+
+
+def test_a_single_pair_has_no_interval() -> None:
+    assert compare([0.5], [0.4]).half is None
+
+
+def test_scores_of_folds_are_taken_one_by_one(tmp_path: Path) -> None:
+    cell = Cell("a", 0, tmp_path, (), ())
+    folds = [{"accuracy": 0.5, "mean_average_precision": 0.1}, {"accuracy": 0.7, "mean_average_precision": 0.2}]
+    probe = {"accuracy": 0.6, "mean_average_precision": 0.15, "folds": folds}
+    (tmp_path / "results.json").write_text(json.dumps({"evaluations": [{"iteration": 1, "probe": probe}]}))
+    assert read_scores(cell, grid(a=(), b=())) == {"probe": [0.5, 0.7]}
+
+
+def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
+    rows = grid(base=(), other=("quantizer=vq",))
+    scores = {
+        Cell(row, seed, tmp_path / row, (), ()): {"probe": [value]}
+        for row, values in (("base", (0.50, 0.52)), ("other", (0.55, 0.58)))
+        for seed, value in enumerate(values)
+    }
+    path = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=1.0)
+    text = path.read_text()
+    assert "| base | 51.0 ±1.4 | 0 |" in text
+    half = 12.706 * (0.01 / sqrt(2)) / sqrt(2)  # differences 5 and 6 points
+    assert f"| other | 56.5 ±2.1 | +5.5 ±{100 * half:.1f} |" in text
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == "row,probe %,probe change"
+    assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]["pairs"] == 2
