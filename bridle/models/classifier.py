@@ -2,7 +2,7 @@
 
 Shapes: x (B, C, *input), z (B, T, D) or (B, V, D) under a mask, logits and targets (B, K).
 
-    logits = W · norm(pool(z)) + b        pool: mean over real tokens, one mean per place of a grid axis, or class token
+    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per place of an axis, class token
 
 A mask hides tokens in training: they are dropped before the encoder, and pooling goes over what is visible. The loss is
 computed in float32 from targets y in shares (B, K), smoothed by s:
@@ -12,6 +12,7 @@ computed in float32 from targets y in shares (B, K), smoothed by s:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -21,17 +22,23 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.masking import Mask, scatter_tokens
 from bridle.nn.pooling import axis_pool, mean_pool
-from bridle.nn.transformer import NORM_EPS
 
+SMALLEST_SPREAD = 1e-6
 HEAD_STD = 2e-5  # near zero, as in MAE: the first steps then teach the head before they disturb the encoder
 
 
 class Classifier(nn.Module):
-    """Encoder, pooling, a norm of the pooled features, and a linear head.
+    """Encoder, pooling, standardisation of the pooled features, and a linear head.
 
-    The encoder keeps its own final norm. The second one brings pooled features, whose length depends on how much the
-    tokens agree, back to one scale.
+    Pooled features of different items share most of their length, so that a head on top of them learns slowly. Centre
+    and scale, measured once before the first step, take that part away, as a linear probe does.
+
+    Buffers:
+        centre, scale (places, D): mean and deviation of the pooled features when training began.
     """
+
+    centre: Tensor
+    scale: Tensor
 
     def __init__(
         self, *, encoder: Encoder, classes: int, pool: Literal["mean", "axis", "class"] = "mean", axis: int = 0
@@ -39,13 +46,13 @@ class Classifier(nn.Module):
         super().__init__()
         self.encoder, self.classes, self.pool, self.axis = encoder, classes, pool, axis
         places = encoder.geometry.grid[axis] if pool == "axis" else 1
-        self.norm = nn.LayerNorm(encoder.width, eps=NORM_EPS)
+        self.register_buffer("centre", torch.zeros(places, encoder.width))
+        self.register_buffer("scale", torch.ones(places, encoder.width))
         self.head = nn.Linear(places * encoder.width, classes)
 
     @torch.no_grad()
     def start_head(self, generator: torch.Generator) -> None:
-        """Give norm and head their starting values; called once by the builder."""
-        self.norm.reset_parameters()
+        """Give the head its starting values; called once by the builder."""
         self.head.weight.copy_(HEAD_STD * torch.randn(self.head.weight.shape, generator=generator))
         self.head.bias.zero_()
 
@@ -54,8 +61,16 @@ class Classifier(nn.Module):
     ) -> Tensor:
         """(B, C, *input) -> logits (B, K)."""
         pooled = self.pooled(self.encoder(x, valid=valid, mask=mask, drop=drop), valid, mask)  # (B, places, D)
-        logits: Tensor = self.head(self.norm(pooled).flatten(1))
+        logits: Tensor = self.head(((pooled - self.centre) / self.scale).flatten(1))
         return logits
+
+    @torch.no_grad()
+    def standardise(self, batches: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+        """Measure centre and scale on inputs x and their `valid`, un-augmented."""
+        pooled = torch.cat([self.pooled(self.encoder(x, valid=valid), valid, None) for x, valid in batches]).double()
+        spread = pooled.std(0, correction=0)
+        self.centre.copy_(pooled.mean(0))
+        self.scale.copy_(torch.where(spread > SMALLEST_SPREAD, spread, 1.0))  # what never changes stays at zero
 
     def pooled(self, encoded: Encoded, valid: Tensor | None, mask: Mask | None) -> Tensor:
         """(B, T, D) or (B, V, D) -> (B, places, D)."""

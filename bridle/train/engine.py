@@ -23,6 +23,7 @@ from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
 from bridle.seeding import generator
 from bridle.train import checkpoint
+from bridle.train.expected import CurveWatch
 from bridle.train.log import describe, describe_briefly
 from bridle.train.optim import (
     build_optimizer,
@@ -157,7 +158,9 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
             ages.load_state(restored.tensors["ages"])
     loader = run.loader(phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch)
     clock = Clock(step=progress.step, batch=phase.settings.batch)
-    watch = CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW)
+    watches = Watches(
+        CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW), CurveWatch.of(run.config, phase.key)
+    )
 
     def save(*, end: bool = False) -> None:
         tensors = {"model": run.nets.state()}
@@ -173,7 +176,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         update = take_step(run, phase, progress, optimizer, parameters, micro_batches, ages)
         finished = progress.step == phase.steps
         if finished or progress.step % run.config.runtime.log_every == 0:
-            report(run, phase, progress, update, ages, clock, watch)
+            report(run, phase, progress, update, ages, clock, watches)
         due = progress.step % run.config.runtime.checkpoint_every == 0
         if not finished and (due or run.stop.received is not None):
             save()
@@ -278,6 +281,13 @@ class Clock:
         return rate
 
 
+class Watches(NamedTuple):
+    """What looks at every logged row and may have something to say."""
+
+    collapse: CollapseWatch
+    curve: CurveWatch
+
+
 def report(
     run: Run[Networks],
     phase: Phase,
@@ -285,7 +295,7 @@ def report(
     update: Update,
     ages: CodeAge | None,
     clock: Clock,
-    watch: CollapseWatch,
+    watches: Watches,
 ) -> None:
     """One row for metrics.jsonl and the callbacks, one line for people."""
     figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
@@ -315,8 +325,10 @@ def report(
         long, short = (form(row, iterations=R, eta_seconds=eta) for form in (describe, describe_briefly))
         run.progress.show(long, short, final=progress.step == phase.steps)
     if usage:
-        for text in watch.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
+        for text in watches.collapse.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
             run.progress.note(f"{phase.key} step {progress.step}: {text}")
+    for text in watches.curve.look(row):
+        run.progress.note(text)
 
 
 def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:

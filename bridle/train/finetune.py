@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from bridle.data.loader import Batch
 from bridle.errors import DataError
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
-from bridle.train.engine import Draws, Phase, StepResult, fit
+from bridle.train.engine import Draws, Phase, StepResult, fit, move, phase_key
 from bridle.train.interleave import last_checkpoint, load_modules, to_device
 from bridle.train.run import Run
 
 Loss = Literal["ce", "bce"]
+
+START_ITEMS = 512  # from which centre and scale of the pooled features are measured
 
 
 @dataclass
@@ -76,6 +78,13 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
             "for a shorter warm-up set finetune.warmup_steps or finetune.warmup_epochs."
         )
 
+    def start() -> None:
+        loader = run.loader(phase=phase_key(iteration, "finetune"), batch=settings.batch, micro_batch=None)
+        batches = [move(batch, run.machine.device) for batch in loader.first(START_ITEMS, rows=64)]
+        for model in (nets.classifier, None if nets.average is None else nets.average.model):
+            if model is not None:
+                model.standardise((batch.x, batch.valid) for batch in batches)
+
     def step(batch: Batch, draws: Draws) -> StepResult:
         if batch.label is None:
             raise DataError(f"samples {batch.index.tolist()} include some without a label; fine-tuning needs them all.")
@@ -98,6 +107,7 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         settings=settings,
         trained={"classifier": nets.classifier},
         step=step,
+        start=start,
         after_step=after_step,
         rate_scale=partial(layer_scale, depth=nets.classifier.encoder.depth, decay=settings.layer_decay),
         has_codes=False,

@@ -137,3 +137,18 @@ def test_the_running_mean_of_weights_has_its_closed_form() -> None:
     torch.testing.assert_close(average.model.head.weight.double(), wanted, rtol=1e-5, atol=1e-6)
     assert int(average.updates) == 4
     assert "updates" in average.state_dict()
+
+
+def test_pooled_features_are_standardised_by_the_inputs_before_training() -> None:
+    geometry = Geometry(channels=1, input=(8, 8), patch=(4, 4))
+    encoder = Encoder(geometry=geometry, width=16, depth=1, heads=2)
+    model = Classifier(encoder=encoder, classes=3)
+    x = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    seen: list[torch.Tensor] = []
+    model.head.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(x)
+    assert seen[-1].mean(0).abs().max() > 0.1  # a large part is common to all
+    model.standardise([(x[:25], None), (x[25:], None)])
+    model(x)
+    torch.testing.assert_close(seen[-1].mean(0), torch.zeros(16), atol=1e-4, rtol=0)
+    torch.testing.assert_close(seen[-1].std(0, correction=0), torch.ones(16), atol=1e-3, rtol=0)

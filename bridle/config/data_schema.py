@@ -1,0 +1,89 @@
+"""The sections of a config that say where samples come from and what is done to them before a network sees them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from bridle.config.section import Positive, Section
+
+
+class DataConfig(Section):
+    """Where samples come from. Either `root` (a folder) or `manifest` (a list of files) names your own data."""
+
+    source: Literal["digits", "moving-digits", "sounds", "images", "audio", "video", "signals", "dataset"]
+    root: str | None = None
+    manifest: str | None = None  # CSV, TSV or JSONL: path, optional start, end, label or labels, split, fold
+    layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: told by what root holds
+    segments: tuple[str, ...] | None = None  # audioset: which segment lists make up train; None: all but eval
+    test_fold: Positive | None = None  # data with folds: hold this one out; None pretrains on all, scores over folds
+    mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config
+    std: tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
+    views: Positive = 1  # windows (audio) or clips (video) of an item at evaluation, spread evenly, then averaged
+    cache_mb: Annotated[int, Field(ge=0)] = 0  # decoded items kept in memory, per process; 0 decodes every time
+    workers: Annotated[int, Field(ge=0)] = 0
+    bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("data.mean: give data.mean and data.std together, or neither to have them measured")
+        return self
+
+
+class AudioConfig(Section):
+    """Log-mel front end of recordings; the mel bands are the geometry's second size, its first counts frames."""
+
+    sample_rate: Annotated[int, Field(ge=1_000, le=384_000)] = 16_000
+    window_ms: Annotated[float, Field(gt=0.0, le=1_000.0)] = 25.0
+    shift_ms: Annotated[float, Field(gt=0.0, le=1_000.0)] = 10.0
+    low_hz: Annotated[float, Field(ge=0.0)] = 20.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.low_hz >= self.sample_rate / 2:
+            raise ValueError(f"audio.low_hz: {self.low_hz} is not below half the sample rate {self.sample_rate}")
+        if self.sample_rate * min(self.window_ms, self.shift_ms) < 2_000:
+            raise ValueError("audio.shift_ms: window and shift must cover at least two samples")
+        return self
+
+
+class VideoConfig(Section):
+    """Clips of a video: every `stride`-th frame; the short side is scaled to `short_side` before cropping."""
+
+    stride: Positive = 4
+    short_side: Positive | None = None  # None: the larger side of the geometry's picture
+    crops: Positive = 1  # pictures cut from a clip at evaluation, spread along its long side, then averaged
+    timeout: Annotated[float, Field(gt=0.0)] = 60.0  # seconds a file may take to decode
+
+
+class AugmentConfig(Section):
+    """Random changes of a training sample; each kind of data uses those that concern it."""
+
+    enabled: bool = True
+    # Pictures and clips.
+    crop_scale: tuple[float, float] = (0.2, 1.0)  # random resized crop, share of the area
+    flip: bool = True  # mirror left-right
+    time_flip: bool = False  # play clips backwards half of the time
+    randaugment: Annotated[int, Field(ge=0)] = 0  # operations per picture
+    randaugment_magnitude: Annotated[float, Field(ge=0.0, le=10.0)] = 9.0
+    erase: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0  # probability of erasing a random box
+    # Sound.
+    roll: bool = False  # start at a random time, what falls off the end comes first
+    gain_db: Annotated[float, Field(ge=0.0)] = 0.0  # louder or softer by up to this much
+    noise_db: float | None = None  # white noise at this signal-to-noise ratio or better
+    time_mask: Annotated[int, Field(ge=0)] = 0  # SpecAugment: widest stripe of frames set to the mean
+    band_mask: Annotated[int, Field(ge=0)] = 0  # SpecAugment: widest stripe of mel bands set to the mean
+    # Two samples in one.
+    mixup: Annotated[float, Field(ge=0.0)] = 0.0  # Beta(a, a) of the shares; 0 is off
+    cutmix: Annotated[float, Field(ge=0.0)] = 0.0  # Beta(a, a) of the area; with both on, either is drawn
+    mix_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
+    mix_space: Literal["features", "waveform"] = "features"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        low, high = self.crop_scale
+        if not 0.0 < low <= high <= 1.0:
+            raise ValueError(f"crop_scale: expected 0 < low <= high <= 1, got [{low}, {high}]")
+        return self
