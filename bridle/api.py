@@ -17,6 +17,7 @@ from bridle.data.loader import measure
 from bridle.data.memory import DatasetSource
 from bridle.data.mixing import mixed
 from bridle.data.sources import Source, Splits
+from bridle.data.statistics import data_std
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.judge import Judge
 from bridle.export.model import Model, load
@@ -193,8 +194,9 @@ def _complete(config: Config, folder: Path, train: Callable[[], Source], progres
             raise ConfigError(f"{stored}: data.mean and data.std are missing; the file was changed by hand.")
         return with_statistics(config, data.mean, data.std)
     moments = measure(train(), seed=config.seed)
+    std = data_std(moments, config.data.source)
     progress.note(
         f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "
-        f"std {[round(s, 4) for s in moments.std]}"
+        f"std {[round(s, 4) for s in std]}"
     )
-    return with_statistics(config, moments.mean, moments.std)
+    return with_statistics(config, moments.mean, std)

@@ -56,7 +56,8 @@ def start(name: str, arguments: Sequence[str], console: Console) -> Started:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        text=True,
+        encoding="utf-8",
+        errors="replace",  # C libraries print names as they are; a reader that stops would block the command
     )
     said: list[str] = []
     reader = threading.Thread(target=relay, args=(process.stderr, name, said, console), daemon=True)

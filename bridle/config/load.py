@@ -28,7 +28,7 @@ SIZES: Mapping[str, Mapping[str, int]] = {
 QUANTIZERS: Mapping[str, Mapping[str, Any]] = {
     "vq": {"codebooks": 1, "codes": 1024},
     "rq": {"codebooks": 4, "codes": 256},
-    "beats": {"codebooks": 1, "codes": 1024, "start": "uniform", "reset_below": 0},
+    "beats": {"codebooks": 1, "codes": 1024, "start": "uniform", "reset_below": 0, "reset_every": 0},
 }
 
 

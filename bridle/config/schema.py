@@ -96,6 +96,9 @@ class QuantizerConfig(Section):
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.99  # γ
     eps: Annotated[float, Field(gt=0.0)] = 1e-5  # ε
     reset_below: Annotated[int, Field(ge=0)] = 1  # T_u; 0 never resets
+    reset_every: Annotated[int, Field(ge=0)] = (
+        20  # tokenizer steps; codes unused so long are redrawn; 0 only at the start
+    )
     soft: Positive = 1  # k nearest codes as soft targets; 1 is hard
     soft_weights: Literal["even", "softmax"] = "even"
     kmeans_iterations: Positive = 10

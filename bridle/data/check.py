@@ -103,7 +103,12 @@ def find_media(path: Path, *, kind: str = "auto") -> Sequence[Path]:
     if path.is_file() and path.suffix.lower() in MANIFESTS:
         listed = find_data(root=None, manifest=str(path), layout="auto", extensions=wanted)
         both = [listed.train.paths, *([] if listed.test is None else [listed.test.paths])]
-        return list(dict.fromkeys(file for paths in both for file in paths if kind_of(file, kind) is not None))
+        named = list(dict.fromkeys(file for paths in both for file in paths))
+        media = [file for file in named if kind_of(file, kind) is not None]
+        if not media:
+            what = "media" if kind == "auto" else kind
+            raise DataError(f"no {what} files in {quoted(path)} ({len(named)} files of other kinds).")
+        return media
     if path.is_file():
         if kind_of(path, kind) is None:
             raise UsageError(f"{quoted(path)} is neither a manifest ({' '.join(MANIFESTS)}) nor a media file.")

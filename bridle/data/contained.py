@@ -32,7 +32,7 @@ from bridle.data.serving import LENGTH
 MEMORY = 4 * 2**30  # bytes of address space a child may use
 LARGEST = 2**30  # bytes of one answer
 LONGEST_HEADER = 2**20  # bytes of its JSON
-START_TIMEOUT = 60.0  # seconds to import what the program needs, on a machine with much else to do
+START_TIMEOUT = 600.0  # seconds to import what the program needs; no file is to blame for a busy machine
 LAST_WORDS = 5.0  # seconds to wait for a process that is ending
 
 

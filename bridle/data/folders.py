@@ -156,8 +156,8 @@ def walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], s
             name = os.path.join(prefix, entry.name)
             if entry.is_dir():
                 others += walk(folder, name, wanted, names, seen)
-            elif not (entry.is_file() or entry.is_symlink()):
-                continue  # a pipe or device; a dangling link stays listed, to be reported as a bad file
+            elif not entry.is_file() and (not entry.is_symlink() or os.path.exists(entry.path)):
+                continue  # a pipe or device, or a link to one; a dangling link stays listed, to be reported as bad
             elif entry.name.lower().endswith(wanted):
                 names.append(name)
             else:

@@ -9,6 +9,7 @@ Evaluation: short side to fit, centre cut out.
 
 from __future__ import annotations
 
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -171,6 +172,8 @@ def opened(path: Path | Member) -> Iterator[Image.Image]:
             # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
             # refusal is enough.
             warnings.simplefilter("ignore")
+            if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
+                raise DataError(f"{quoted(path)} is not a file.")
             with Image.open(path if isinstance(path, Path) else BytesIO(path.read()), formats=FORMATS) as image:
                 yield image
     except DataError:

@@ -78,15 +78,17 @@ class Numbering:
         self.numbers = {name: i for i, name in enumerate(names or ())}
         self.names = None if names is None else tuple(names)
         self.file = file
+        # Where classes are called 1, 2, 3, a label 0 is a mistake and not the first of them.
+        self.by_position = not any(is_count(name) for name in self.numbers)
 
     def number(self, name: str, where: str) -> int:
-        """The number of a class; a label file may also be referred to by position."""
+        """The number of a class; a label file may also be referred to by position, if its names are not numbers."""
         number = self.numbers.get(name)
         if number is not None:
             return number
         if self.names is None:
             return self.numbers.setdefault(name, len(self.numbers))
-        if is_count(name) and int(name) < len(self.names):
+        if self.by_position and is_count(name) and int(name) < len(self.names):
             return int(name)
         raise DataError(
             f"{where}: label {quoted(name)} is not among the {len(self.names)} of the label file {quoted(self.file)}; "

@@ -64,6 +64,11 @@ class Statistics(NamedTuple):
         return f"data.mean={numbers(self.moments.mean)}", f"data.std={numbers(self.std)}"
 
 
+def data_std(moments: Moments, source: str) -> tuple[float, ...]:
+    """data.std for data of this kind."""
+    return tuple(SPREADS.get(source, 1.0) * std for std in moments.std)
+
+
 def numbers(values: Sequence[float]) -> str:
     return "[" + ",".join(f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}" for value in values) + "]"
 
@@ -111,7 +116,7 @@ def measure_data(
         lengths=measure_lengths(source, limit=limit, workers=workers),
         shape=config.geometry.build().shape,
         moments=moments,
-        std=tuple(SPREADS.get(config.data.source, 1.0) * std for std in moments.std),
+        std=data_std(moments, config.data.source),
         tried=min(limit, len(source)),
         notes=splits.notes,
         available=availability(Path(root), extensions=SOUND_EXTENSIONS)

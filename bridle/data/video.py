@@ -73,9 +73,12 @@ class Decoding(NamedTuple):
         return self._call(path, wanted)[1]
 
     def whole(self, path: Path, *, span: tuple[float, float | None]) -> Tensor:
-        """(n, h, w, C): all frames, none if they are too many to be kept."""
+        """(n, h, w, C): all frames; none if they are too many to be kept, or cannot all be decoded."""
         wanted = {"place": 0.0, "span": span, "length": None, "stride": 1, "most": MOST_KEPT}
-        count, frames = self._call(path, wanted)
+        try:
+            count, frames = self._call(path, wanted)
+        except DataError:  # a clip of it may still be read: what can be used must not depend on what is kept
+            return torch.zeros(0, 1, 1, self.geometry.channels, dtype=torch.uint8)
         return frames if count == len(frames) else frames[:0].clone()
 
     def _call(self, path: Path, wanted: dict[str, Any]) -> tuple[int, Tensor]:

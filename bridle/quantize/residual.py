@@ -25,7 +25,7 @@ from bridle.quantize.found import Quantized, Statistics
 from bridle.quantize.nearest import full_precision
 from bridle.quantize.rules import Rule
 from bridle.quantize.search import Plan, SoftWeights
-from bridle.quantize.start import Solved, Start, StartReport, gather, redraw_rare, solve_stages, start_stage
+from bridle.quantize.start import Solved, Start, StartReport, gather, redraw, redraw_rare, solve_stages, start_stage
 
 
 class ResidualQuantizer(nn.Module):
@@ -211,14 +211,35 @@ class ResidualQuantizer(nn.Module):
         self, x: Tensor, *, generator: torch.Generator, below: float | None = None, valid: Tensor | None = None
     ) -> int:
         """Redraw from the latents every code that fewer than `below` of them choose (collective); returns how many."""
-        self._require_started()
         limit = self.reset_below if below is None else below
-        rows = gather(self._rows(x), self._valid_rows(x, valid), generator)
 
         def solve(stage: int, v: Tensor, draws: torch.Generator) -> Solved:
             code, rare = redraw_rare(v, self.books[stage].code, below=limit, generator=draws)
             return Solved(code, len(code), rare)
 
+        return self._redraw(x, valid, generator, solve)
+
+    @torch.no_grad()
+    def reset_codes(
+        self, x: Tensor, which: Sequence[Tensor], *, generator: torch.Generator, valid: Tensor | None = None
+    ) -> int:
+        """Redraw from the latents the codes marked in `which`, M masks (K_m,) (collective); returns how many."""
+
+        def solve(stage: int, v: Tensor, draws: torch.Generator) -> Solved:
+            code, marked = self.books[stage].code, which[stage].to(v.device)
+            return Solved(redraw(v, code, marked, generator=draws), len(code), marked)
+
+        return self._redraw(x, valid, generator, solve)
+
+    def _redraw(
+        self,
+        x: Tensor,
+        valid: Tensor | None,
+        generator: torch.Generator,
+        solve: Callable[[int, Tensor, torch.Generator], Solved],
+    ) -> int:
+        self._require_started()
+        rows = gather(self._rows(x), self._valid_rows(x, valid), generator)
         solved = solve_stages(rows, [book.code.shape for book in self.books], solve, rule=self.residual, poll=None)
         for book, new in zip(self.books, solved, strict=True):
             book.restart(new.code, new.redrawn)

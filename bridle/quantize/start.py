@@ -96,14 +96,18 @@ def start_stage(
 
 def redraw_rare(v: Tensor, code: Tensor, *, below: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Replace codes that fewer than `below` rows choose by rows drawn at random; returns codes and which changed."""
-    n = torch.bincount(nearest(v, code).pick, minlength=len(code))
-    rare = n < below
-    count = int(rare.sum())
+    rare = torch.bincount(nearest(v, code).pick, minlength=len(code)) < below
+    return redraw(v, code, rare, generator=generator), rare
+
+
+def redraw(v: Tensor, code: Tensor, which: Tensor, *, generator: torch.Generator) -> Tensor:
+    """The codes (K, D), those marked in `which` (K,) replaced by rows of v drawn at random."""
+    count = int(which.sum())
     if not count:
-        return code, rare
+        return code
     order = permutation(len(v), generator).to(v.device)
     rows = order[torch.arange(count, device=v.device) % len(order)]
-    return code.index_copy(0, rare.nonzero().squeeze(1), v[rows]), rare
+    return code.index_copy(0, which.nonzero().squeeze(1), v[rows])
 
 
 def solve_stages(

@@ -220,6 +220,14 @@ class CodeAge:
         """(M,): the share of each stage's codes used in the last `window` steps."""
         return torch.stack([(age < window).double().mean() for age in self.ages])
 
+    def unused_for(self, steps: int) -> list[Tensor]:
+        """M masks (K_m,) of the codes that no token has chosen in the last `steps` steps."""
+        return [age >= steps for age in self.ages]
+
+    def renew(self, which: Sequence[Tensor]) -> None:
+        """Count the marked codes as used now: they have just been given a new place."""
+        self.ages = [age.masked_fill(marked, 0) for age, marked in zip(self.ages, which, strict=True)]
+
     def state(self) -> dict[str, Tensor]:
         """Tensors to save, by name."""
         return {f"stage{m}": age.clone() for m, age in enumerate(self.ages)}

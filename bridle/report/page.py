@@ -24,6 +24,8 @@ from bridle.report.figures import (
     probe_bars,
     token_accuracy_curves,
 )
+from bridle.report.judged import BASELINES, Labelled, judged_rows
+from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.runs import RunSummary, items, mapping, number, read_run, score_name, whole
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
@@ -32,7 +34,6 @@ INTRO = (
     "How the encoder and its tokenizer learned, what the frozen features are worth to a linear classifier, "
     "and whether the codebooks are in good health."
 )
-BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
 
 
 class Figure(NamedTuple):
@@ -120,6 +121,12 @@ def _labels(runs: Sequence[RunSummary]) -> list[str]:
     return [run.method if run.method and kinds.count((run.title, run.method)) == 1 else run.name for run in runs]
 
 
+def _labelled(runs: Sequence[RunSummary]) -> list[Labelled]:
+    """The runs with what they are called and where their sections are."""
+    named = enumerate(zip(runs, _labels(runs), strict=True), start=1)
+    return [Labelled(run, label, f"run-{n}") for n, (run, label) in named]
+
+
 def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -131,7 +138,7 @@ def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": _percent, "decimal": _decimal, "thousands": _thousands, "drawn": Markup}
+    environment.filters |= {"percent": percent, "decimal": decimal, "thousands": thousands, "drawn": Markup}
     environment.filters["kept"] = _kept
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     palettes = {"LIGHT": css_variables(LIGHT), "DARK": css_variables(DARK)}
@@ -143,10 +150,8 @@ def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
         css=Markup(css),
         probes=_probe_figures(runs),
         summary=_summary(runs),
-        runs=[
-            _run_view(run, label, f"run-{n}")
-            for n, (run, label) in enumerate(zip(runs, _labels(runs), strict=True), start=1)
-        ],
+        judged=judged_rows(_labelled(runs)),
+        runs=[_run_view(one.run, one.label, one.anchor) for one in _labelled(runs)],
     )
 
 
@@ -185,8 +190,7 @@ def _summary(runs: Sequence[RunSummary]) -> list[SummaryRow]:
     rows: list[SummaryRow] = []
     for title in dict.fromkeys(run.title for run in runs):
         first = len(rows)
-        labelled = enumerate(zip(runs, _labels(runs), strict=True), start=1)
-        mine = [(run, label, f"run-{n}") for n, (run, label) in labelled if run.title == title]
+        mine = [one for one in _labelled(runs) if one.run.title == title]
         for name, words in BASELINES.items():
             baseline = next((run.baseline(name) for run, _, _ in mine if run.baseline(name)), None)
             if baseline:
@@ -224,9 +228,9 @@ def _detail(probe: Mapping[str, Any]) -> str:
     """The spread over folds, and what else is reported where items have several labels."""
     words = []
     if (sd := number(probe.get("sd"))) is not None:
-        words.append(f"sd {_percent(sd)} over {len(items(probe.get('folds')))} folds")
+        words.append(f"sd {percent(sd)} over {len(items(probe.get('folds')))} folds")
     if score_name(probe) == "mAP":
-        words.append(f"mAP; AUC {_decimal(probe.get('mean_auc'), 3)}, d′ {_decimal(probe.get('d_prime'))}")
+        words.append(f"mAP; AUC {decimal(probe.get('mean_auc'), 3)}, d′ {decimal(probe.get('d_prime'))}")
     return ", ".join(words)
 
 
@@ -277,10 +281,10 @@ def _facts(run: RunSummary) -> list[str]:
                 place = whole(row.get("iteration"))
                 last[place] = max(last.get(place, 0), whole(row.get("step")))
         if last:
-            facts.append(f"{_thousands(sum(last.values()))} {phase} steps")
+            facts.append(f"{thousands(sum(last.values()))} {phase} steps")
     rates = sorted(rate for rate in (number(row.get("samples_per_second")) for row in run.metrics) if rate is not None)
     if rates:
-        facts.append(f"{_thousands(rates[len(rates) // 2])} samples a second")
+        facts.append(f"{thousands(rates[len(rates) // 2])} samples a second")
     worlds = {whole(row.get("world_size")) for row in run.metrics} - {0}
     if worlds - {1}:
         facts.append(f"{' and '.join(map(str, sorted(worlds)))} processes")
@@ -296,33 +300,13 @@ def _unfinished(run: RunSummary) -> str:
     if step >= steps:
         return ""
     where = f"{row.get('phase')} phase of iteration {whole(row.get('iteration'))}"
-    return (
-        f"This run had not finished when the report was made: {where}, step {_thousands(step)} of {_thousands(steps)}."
-    )
+    return f"This run had not finished when the report was made: {where}, step {thousands(step)} of {thousands(steps)}."
 
 
 def _objects(value: object) -> list[dict[str, Any]]:
     return [entry for entry in items(value) if isinstance(entry, dict)]
 
 
-# how numbers are written
-
-
-def _percent(value: object, digits: int = 1) -> str:
-    found = number(value)
-    return "–" if found is None else f"{100 * found:.{digits}f}"
-
-
-def _decimal(value: object, digits: int = 2) -> str:
-    found = number(value)
-    return "–" if found is None else f"{found:.{digits}f}"
-
-
 def _kept(stage: Mapping[str, Any], change: str) -> str:
     """Share of codes in % that survive a small change of the input."""
-    return _percent(mapping(stage.get("agreement")).get(change))
-
-
-def _thousands(value: object) -> str:
-    found = number(value)
-    return "–" if found is None else f"{found:,.0f}"
+    return percent(mapping(stage.get("agreement")).get(change))

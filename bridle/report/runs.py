@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 from bridle.errors import UsageError, quoted
 from bridle.report.gallery import Gallery
 
+JUDGED = ("probe", "knn", "finetune")  # files of further evaluations
+
 
 class RunSummary(NamedTuple):
     """One run as a report shows it."""
@@ -28,6 +30,7 @@ class RunSummary(NamedTuple):
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()  # what could not be read
     examined: dict[str, Any] = {}  # noqa: RUF012 - never changed; codebooks.json
+    judged: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never changed; probe.json, knn.json, finetune.json
     quarantine: tuple[dict[str, Any], ...] = ()  # rows of quarantine.jsonl
     gallery: Gallery | None = None  # pictures of the run's data; None if nobody looked
 
@@ -62,6 +65,7 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         config=_read_text(folder / "config.yaml"),
         environment=_read_object(folder / "environment.json", notes),
         examined=_read_object(folder / "codebooks.json", notes),
+        judged={kind: _read_object(folder / f"{kind}.json", notes) for kind in JUDGED},
         quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
         notes=tuple(notes),
     )

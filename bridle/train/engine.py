@@ -63,6 +63,8 @@ class Phase:
     start: Callable[[], None] = field(default=lambda: None)  # once, before step 0: codebook start
     after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
     after_step: Callable[[], None] = field(default=lambda: None)  # whenever the weights have moved
+    # With the steps done, the step's batches and when each code was last used.
+    after_codes: Callable[[int, Sequence[Batch], CodeAge], None] = field(default=lambda done, batches, ages: None)
     rate_scale: Callable[[str], float] = same_rate  # of the learning rate, by the parameter's dotted name
     has_codes: bool = True  # do steps report codes?
 
@@ -241,6 +243,8 @@ def take_step(
     seen = torch.cat(codes) if codes else None  # (S, M)
     if ages is not None and seen is not None:
         ages.update(seen)
+        if not progress.skipped_in_a_row:  # a skipped step changes nothing
+            phase.after_codes(progress.step + 1, micro_batches, ages)
     progress.step += 1
     return Update(total, rate, seen)
 

@@ -134,9 +134,13 @@ def read_curves(recipe: str, method: str) -> Curves | None:
     if recipe not in curve_names():
         return None
     file = resources.files("bridle.config") / "curves" / f"{recipe}.json"
-    document = json.loads(file.read_text(encoding="utf-8"))
+    return parse_curves(json.loads(file.read_text(encoding="utf-8")), method)
+
+
+def parse_curves(document: Mapping[str, Any], method: str) -> Curves | None:
+    """One method's reference in a file's content."""
     if document["format"] != FORMAT:
-        raise ValueError(f"{recipe}.json has format {document['format']}, not {FORMAT}")
+        raise ValueError(f"format {document['format']} and not {FORMAT}")
     found = document["methods"].get(method)
     if found is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from bridle.models.losses import CodeTargets, Hidden, codebook_loss, cosine_loss
 from bridle.models.tokenizer import VitTokenizer
 from bridle.nn.masking import Mask
 from bridle.quantize import CodebookWarning, Quantized
+from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
 from bridle.train.engine import Draws, Phase, StepResult, move, phase_key
 from bridle.train.run import Run
@@ -54,8 +55,12 @@ def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     def step(batch: Batch, draws: Draws) -> StepResult:
         return explain_encoder(run, batch, draws)
 
+    def after_codes(done: int, batches: Sequence[Batch], ages: CodeAge) -> None:
+        redraw_unused(run, phase, done, batches, ages)
+
     trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
-    return replace(phase, trained=trained, step=step, start=start, after_update=nets.tokenizer.quantizer.ema_update)
+    update = nets.tokenizer.quantizer.ema_update
+    return replace(phase, trained=trained, step=step, start=start, after_update=update, after_codes=after_codes)
 
 
 def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -159,6 +164,30 @@ def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     for warning in told:
         run.progress.note(f"{key}: {warning.message}")
     run.nets.norms_start = [code.norm(dim=-1).tolist() for code in quantizer.code_vectors()]
+
+
+@torch.no_grad()
+def redraw_unused(run: Run[Nets], phase: Phase, done: int, batches: Sequence[Batch], ages: CodeAge) -> None:
+    """Every n steps give codes that nothing has chosen since a new place among this step's latents.
+
+    The latents of all tokens move together while the tokenizer's encoder learns; codes that are left behind are never
+    chosen again by themselves. The last n steps only settle.
+    """
+    every = run.config.quantizer.reset_every
+    if every == 0 or run.config.quantizer.reset_below == 0 or done % every or done > phase.steps - every:
+        return
+    unused = ages.unused_for(every)
+    if not any(bool(marked.any()) for marked in unused):
+        return
+    latents, valid = [], []
+    for batch in batches:
+        here = move(batch, run.machine.device)
+        latents.append(run.nets.tokenizer.encode(here.x, valid=here.valid))  # (B, T, Dq)
+        real = torch.ones(latents[-1].shape[:2], dtype=torch.bool, device=latents[-1].device)
+        valid.append(real if here.valid is None else here.valid)
+    random = generator(run.config.seed, phase.key, done, "redraw")
+    run.nets.tokenizer.quantizer.reset_codes(torch.cat(latents), unused, generator=random, valid=torch.cat(valid))
+    ages.renew(unused)
 
 
 def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:

@@ -21,7 +21,10 @@ from bridle.train.log import Callback, MetricsFile, ProgressLine, read_rows
 from bridle.train.runtime import Machine, StopRequest, environment
 
 # Keys that may differ between the command that began a run and the one that continues it.
-FREE_KEYS = ("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views", "probe.", "finetune.")
+FREE_KEYS = (
+    *("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views", "probe.", "finetune."),
+    *("data.bad_share", "video.timeout"),  # messages about bad files ask to raise them
+)
 
 
 class Networks(Protocol):

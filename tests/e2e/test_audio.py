@@ -12,10 +12,13 @@ import soundfile
 from conftest import SMALL
 
 import bridle
+from bridle.api import _complete
 from bridle.config import load_config
 from bridle.data.build import open_data
+from bridle.data.statistics import measure_data
 from bridle.evaluate.command import probe_run
 from bridle.evaluate.finetune import finetune_run
+from bridle.train.log import ProgressLine
 
 RATE = 16_000
 MIDS = {"/m/09x0r": "Speech", "/m/0dgbq": "Civil defense siren", "/m/05zppz": "Male speech, man speaking"}
@@ -132,3 +135,9 @@ def test_a_damaged_clip_is_put_aside_in_pretraining_and_stops_a_probe(esc50: Pat
     assert run.results["evaluations"][0]["probe"] is None  # a score of part of the clips is no score
     with pytest.raises(bridle.errors.DataError, match=r"1-0-A-0\.wav"):
         probe_run(run.folder, [])
+
+
+def test_measured_deviation_counts_twice_as_data_stats_says(esc50: Path, tmp_path: Path) -> None:
+    config = load_config("audio", [f"data.root={esc50}", "data.layout=esc50", "data.cache_mb=0"])
+    measured = _complete(config, tmp_path / "none", lambda: open_data(config).train, ProgressLine())
+    assert measured.data.std == measure_data(config).std

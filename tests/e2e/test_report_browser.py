@@ -104,7 +104,17 @@ def example(name: str, *, stages: int) -> RunSummary:
     results = {"evaluations": evaluations, "baselines": {"raw": {"accuracy": 0.7}}}
     aside = ({"path": name, "reason": name, "phase": "iter1-encoder"},)
     summary = RunSummary(name, name, "RQ", rows, results, f"name: {name}\n", {"command": name})
-    return summary._replace(gallery=gallery(name, stages=stages), quarantine=aside)
+    return summary._replace(gallery=gallery(name, stages=stages), quarantine=aside, judged=judged(name))
+
+
+def judged(name: str) -> dict[str, dict[str, Any]]:
+    """Neighbours and fine-tuning with every score there is."""
+    scores = {"accuracy": 0.9, "interval": [0.88, 0.92], "top5": 0.99, "balanced_accuracy": 0.89, "sd": 0.01}
+    scores |= {"mean_average_precision": 0.9, "neighbours": 10, "train_items": 1_000_000, "test_items": 100_000}
+    return {
+        "knn": {"protocol": {"root": name}, "evaluations": [{"iteration": 2, "probe": scores}]},
+        "finetune": {"protocol": {"root": name}, "evaluations": [{"iteration": 2, "finetune": scores}]},
+    }
 
 
 def gallery(name: str, *, stages: int) -> Gallery:

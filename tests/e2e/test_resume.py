@@ -20,6 +20,7 @@ import bridle
 from bridle import api
 from bridle.config import Config
 from bridle.errors import ConfigError, Interrupted, UsageError
+from bridle.train.run import require_same
 from bridle.train.runtime import locked
 
 Small = Callable[..., Config]
@@ -69,7 +70,7 @@ def assert_same(a: Path, b: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_three_interruptions_change_nothing(small: Small, tmp_path: Path, workers: int) -> None:
-    config = small("encoder.drop_path=0.1", "runtime.checkpoint_every=3", steps=5)
+    config = small("encoder.drop_path=0.1", "runtime.checkpoint_every=3", "quantizer.reset_every=2", steps=5)
     api.pretrain(config, out=tmp_path / "whole")
     interrupted = config.model_copy(update={"data": config.data.model_copy(update={"workers": workers})})
     for place in (("encoder", 1, 2), ("tokenizer", 2, 4), ("encoder", 2, 1)):
@@ -231,3 +232,8 @@ def test_damage_to_the_newest_checkpoint_falls_back_and_still_ends_the_same(
     api.pretrain(config, out=tmp_path / "parts")
     assert "damaged" in capsys.readouterr().err
     assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_what_a_message_about_bad_files_asks_to_raise_may_be_raised(small: Small, tmp_path: Path) -> None:
+    stored, wanted = small("data.bad_share=0.1"), small("data.bad_share=0.5", "video.timeout=600")
+    require_same(stored, wanted, tmp_path)

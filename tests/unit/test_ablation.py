@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from math import sqrt
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from bridle.ablation import Cell, Grid, cells, compare, read_grid, read_scores, table_names, write_tables
 from bridle.config import load_config
 from bridle.errors import ConfigError, UsageError
+from bridle.processes import finish, start
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
 
@@ -104,3 +108,16 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     assert f"| other | 56.5 ±2.1 | +5.5 ±{100 * half:.1f} |" in text
     assert (tmp_path / "table.csv").read_text().splitlines()[0] == "row,probe %,probe change"
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]["pairs"] == 2
+
+
+def test_bytes_that_are_no_text_do_not_stop_a_command_that_is_listened_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "command"
+    program.write_text("#!/bin/sh\nprintf 'caf\\351\\n' >&2\necho last >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    started = start("one", [], Console(file=io.StringIO()))
+    started.process.wait()
+    finish("one", started)
+    assert started.said == ["caf\ufffd", "last"]

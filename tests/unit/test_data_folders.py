@@ -149,6 +149,7 @@ def test_linked_class_folders_are_followed(tmp_path: Path) -> None:
 def test_a_dangling_link_stays_listed_and_a_pipe_does_not(tmp_path: Path) -> None:
     (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "link.png").symlink_to(tmp_path / "pipe.png")
     assert names(find_splits(tmp_path, extensions=[".png"]).train.paths, tmp_path) == ["gone.png"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 
@@ -372,3 +373,14 @@ def test_an_orientation_that_does_not_exist_is_upright(tmp_path: Path) -> None:
     exif[0x0112] = 9
     Image.fromarray(ramp()).save(tmp_path / "a.png", exif=exif)
     assert torch.equal(read(tmp_path / "a.png"), as_tensor(ramp()))
+
+
+def test_a_pipe_named_like_a_picture_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.png")
+    writer = os.open(tmp_path / "a.png", os.O_RDWR | os.O_NONBLOCK)
+    os.write(writer, bytes(4096))  # so that opening it would not wait here
+    try:
+        with pytest.raises(DataError, match="is not a file"):
+            read(tmp_path / "a.png")
+    finally:
+        os.close(writer)

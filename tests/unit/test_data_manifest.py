@@ -99,6 +99,14 @@ def test_a_label_file_beside_the_list_fixes_the_classes(tmp_path: Path) -> None:
     assert list(found.train.labels) == [2, 0]
     with pytest.raises(DataError, match=r"list.csv' line 3: label 'fish' is not among the 3 of the label file"):
         read(tmp_path, "path,label\na,cat\nb,fish\n")
+    assert list(read(tmp_path, "path,label\na,2\nb,0\n").train.labels or ()) == [2, 0]  # by position
+
+
+def test_classes_called_by_numbers_are_not_taken_for_positions(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("1\n2\n3\n")
+    assert list(read(tmp_path, "path,label\na,3\nb,1\n").train.labels or ()) == [2, 0]
+    with pytest.raises(DataError, match=r"line 2: label '0' is not among the 3"):
+        read(tmp_path, "path,label\na,0\nb,1\n")
 
 
 BAD = {

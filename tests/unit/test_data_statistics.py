@@ -123,6 +123,9 @@ def test_nothing_to_guess_from_is_an_error(tmp_path: Path) -> None:
         guess_recipe(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="is one file"):
         guess_recipe(tmp_path / "a.txt")
+    (tmp_path / "list.csv").write_text("path\na.txt\n")
+    with pytest.raises(DataError, match=r"no media files in .*list.csv' \(1 files of other kinds\)"):
+        guess_recipe(tmp_path / "list.csv")
 
 
 def test_audioset_folders_say_how_much_of_the_lists_is_there(tmp_path: Path) -> None:

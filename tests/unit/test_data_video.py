@@ -281,3 +281,18 @@ def test_real_clips_are_read() -> None:
     for index in range(len(videos)):
         sample = videos.load(index, generator(index))
         assert sample.x.shape == (3, 16, 64, 64) and sample.x.std() > 0.005
+
+
+def test_a_video_that_cannot_be_kept_whole_gives_clips_all_the_same(
+    forty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = video.Decoding._call
+
+    def refuse_whole(self: video.Decoding, path: Path, wanted: dict[str, Any]) -> tuple[int, torch.Tensor]:
+        if wanted["length"] is None:
+            raise DataError("its frames do not fit into memory")
+        return real(self, path, wanted)
+
+    plain = source([forty]).load(0, None)
+    monkeypatch.setattr(video.Decoding, "_call", refuse_whole)
+    assert torch.equal(source([forty], cache_mb=1).load(0, None).x, plain.x)

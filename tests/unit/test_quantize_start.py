@@ -226,3 +226,20 @@ def test_ordinary_data_start_without_a_warning() -> None:
         rq = quantizer()
         rq.start_codebooks(latents(), generator=seeded())
     assert rq.is_started
+
+
+def test_marked_codes_are_redrawn_from_their_stage_and_the_others_stay_bit_identical() -> None:
+    rq, x = quantizer(), latents()
+    rq.start_codebooks(x, generator=seeded())
+    before = [{name: tensor.clone() for name, tensor in book.state_dict().items()} for book in rq.books]
+    which = [torch.zeros(K, dtype=torch.bool) for K in rq.codes]
+    which[0][2] = which[1][0] = True
+    assert rq.reset_codes(x, which, generator=seeded(3)) == 2
+    unit = x.reshape(-1, x.shape[-1])
+    unit = unit / unit.norm(dim=1, keepdim=True)
+    assert (unit - rq.books[0].code[2]).abs().amax(1).min() < 1e-6  # one of the stage's inputs
+    for book, old, marked in zip(rq.books, before, which, strict=True):
+        for name, tensor in book.state_dict().items():
+            assert torch.equal(tensor[~marked], old[name][~marked])
+        assert torch.all(book.usage[marked] == 1)
+        torch.testing.assert_close(book.code_sum[marked].float(), book.code[marked])

@@ -253,3 +253,15 @@ def test_usage_is_not_judged_before_its_window_is_full() -> None:
 def test_a_code_that_takes_over_is_announced_but_not_where_there_are_only_two() -> None:
     (text,) = CollapseWatch([64, 2], window=1).look(step=1, usage=[1.0, 1.0], top=[0.41, 0.9])
     assert text.startswith("stage 1: one code takes 41 % of the tokens")
+
+
+def test_codes_unused_for_some_steps_are_marked_until_they_are_renewed() -> None:
+    ages = CodeAge([3])
+    for code in (0, 1, 1):
+        ages.update(torch.tensor([[code]]))
+    assert ages.unused_for(2)[0].tolist() == [True, False, True]  # code 0 was last seen two steps ago, code 2 never
+    ages.renew(ages.unused_for(2))
+    assert ages.unused_for(2)[0].tolist() == [False, False, False]
+    ages.update(torch.tensor([[1]]))
+    ages.update(torch.tensor([[1]]))
+    assert ages.unused_for(2)[0].tolist() == [True, False, True]

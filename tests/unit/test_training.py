@@ -16,7 +16,8 @@ from bridle.data.build import open_data
 from bridle.data.sources import Sample
 from bridle.errors import NonFiniteError
 from bridle.models.build import build_nets
-from bridle.train import engine
+from bridle.quantize import ResidualQuantizer
+from bridle.train import engine, phases
 from bridle.train.engine import fit
 from bridle.train.interleave import Turn, build_phase, renew, schedule
 from bridle.train.log import ProgressLine
@@ -209,3 +210,39 @@ def test_draws_are_made_for_the_global_batch(small: Small, tmp_path: Path) -> No
     assert torch.equal(torch.cat([p for p in parts if p is not None], dim=2), draws.drop_path(whole))
     other = engine.Draws(run, phase, 1)
     assert not torch.equal(draws.mask(whole).visible, other.mask(whole).visible)
+
+
+def redraws(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many codes each call redrew in a tokenizer phase whose first codebook has codes that nothing chooses."""
+    run = a_run(config, folder, trained_tokenizer=True)
+    counts: list[int] = []
+    original = ResidualQuantizer.reset_codes
+
+    def spy(self: ResidualQuantizer, x: torch.Tensor, which: Any, **rest: Any) -> int:
+        counts.append(original(self, x, which, **rest))
+        return counts[-1]
+
+    started = phases.start_codebooks
+
+    def start_far_away(run: Any, key: str, settings: Any) -> None:
+        started(run, key, settings)
+        book = run.nets.tokenizer.quantizer.books[0]
+        book.restart(torch.full_like(book.code, 50.0), torch.arange(len(book.code)) < 5)
+
+    monkeypatch.setattr(ResidualQuantizer, "reset_codes", spy)
+    monkeypatch.setattr(phases, "start_codebooks", start_far_away)
+    train(run, Turn(2, "tokenizer"))
+    return counts
+
+
+def test_codes_that_died_are_redrawn_while_the_tokenizer_learns(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = redraws(small("quantizer.reset_every=2", steps=6), tmp_path, monkeypatch)
+    assert counts[0] >= 5  # after two steps; every code out of reach has a new place
+    assert len(counts) <= 2  # after steps 2 and 4: the last two steps only settle
+
+
+@pytest.mark.parametrize("off", ["quantizer.reset_every=0", "quantizer.reset_below=0"])
+def test_redrawing_can_be_turned_off(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off: str) -> None:
+    assert redraws(small("quantizer.reset_every=2", off, steps=6), tmp_path, monkeypatch) == []

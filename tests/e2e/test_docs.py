@@ -1,0 +1,134 @@
+"""The commands of the guides run as they stand there, on small data of the same layout; only training is shortened."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+DOCS = Path(__file__).parents[2] / "docs"
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+}
+FULL_SIZE = ("audioset2m", "as2m", "imagenet1k", "in1k", "kinetics400", "k400", "from-vit")  # need days, or gigabytes
+SHORTER = {
+    "pretrain": ["--max-steps", "2"],
+    "finetune": ["finetune.epochs=1", "finetune.warmup_epochs=0"],
+    "bench": ["--seconds", "0.2"],
+    "ablate": ["max_steps=2", "probe.items=20"],
+}
+
+
+def commands(page: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not any(word in line for word in FULL_SIZE)]
+
+
+def shortened(command: str) -> list[str]:
+    words = command.split()
+    return [*words, *SHORTER.get(words[1], [])]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every folder the guides speak of."""
+    root = tmp_path_factory.mktemp("docs")
+    make_pictures(root)
+    make_recordings(root)
+    make_clips(root)
+    return root
+
+
+def make_pictures(root: Path) -> None:
+    random = np.random.default_rng(0)
+    for folder, size in (("photos", 80), ("cifar10/train", 32), ("cifar10/test", 32)):
+        for name, level in (("airplane", 60), ("bird", 200)):
+            (root / folder / name).mkdir(parents=True)
+            for i in range(10):
+                pixels = random.integers(level - 50, level + 50, (size, size, 3)).astype(np.uint8)
+                Image.fromarray(pixels).save(root / folder / name / f"{i}.jpg")
+
+
+def make_recordings(root: Path) -> None:
+    random = np.random.default_rng(0)
+
+    def sound(path: Path, hertz: float, seconds: float) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        wave = np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000)
+        soundfile.write(path, 0.3 * wave + 0.01 * random.standard_normal(len(wave)), 16_000)
+
+    for i in range(8):
+        sound(root / "recordings" / ("dog", "cat")[i % 2] / f"{i}.wav", (300.0, 3000.0)[i % 2], 1.0 + i)
+    rows = []
+    for i in range(20):
+        name = "1-100032-A-0.ogg" if i == 0 else f"{i % 5 + 1}-{i}-A-{i % 2}.ogg"
+        sound(root / "ESC-50" / "audio" / name, (300.0, 3000.0)[i % 2], 3.0)
+        rows.append([name, i % 5 + 1, i % 2, ("dog", "rooster")[i % 2], "False", i, "A"])
+    (root / "ESC-50" / "meta").mkdir()
+    with (root / "ESC-50" / "meta" / "esc50.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["filename", "fold", "target", "category", "esc10", "src_file", "take"], *rows])
+    sound(root / "audioset" / "audio" / "-0Gj8-vB1q4.wav", 500.0, 2.0)
+    sound(root / "audioset" / "audio" / "aaaaaaaaaaa.wav", 900.0, 2.0)
+    (root / "audioset" / "class_labels_indices.csv").write_text(
+        'index,mid,display_name\n0,/m/09x0r,"Speech"\n1,/m/0dgbq,"Siren"\n'
+    )
+    (root / "audioset" / "balanced_train_segments.csv").write_text(
+        '# YTID, start_seconds, end_seconds, positive_labels\n-0Gj8-vB1q4, 30.000, 40.000, "/m/09x0r"\n'
+        'aaaaaaaaaaa, 30.000, 40.000, "/m/09x0r,/m/0dgbq"\nbbbbbbbbbbb, 0.000, 10.000, "/m/0dgbq"\n'
+    )
+
+
+def make_clips(root: Path) -> None:
+    random = np.random.default_rng(0)
+
+    def clip(path: Path, level: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("mpeg4", rate=15)
+            stream.width = stream.height = 96
+            stream.pix_fmt = "yuv420p"
+            for _ in range(20):
+                pixels = random.integers(level - 50, level + 50, (96, 96, 3)).astype(np.uint8)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            container.mux(stream.encode(None))
+
+    for i in range(6):
+        clip(root / "clips" / ("dark", "light")[i % 2] / f"{i}.mp4", (60, 200)[i % 2])
+    lists: dict[str, list[str]] = {"train": [], "val": []}
+    for i in range(8):
+        name = f"{('airplane', 'bird')[i % 2]}/{i}.mp4"
+        clip(root / "sky4" / name, (60, 200)[i % 2])
+        lists["train" if i < 4 else "val"].append(f"{name} {i % 2}")
+    for split, lines in lists.items():
+        (root / "sky4" / f"{split}.csv").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize("page", ["audio.md", "image.md", "video.md", "evaluating.md"])
+def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
+    here = place / page.removesuffix(".md")
+    here.mkdir()
+    for folder in ("photos", "cifar10", "recordings", "ESC-50", "audioset", "clips", "sky4"):
+        (here / folder).symlink_to(place / folder)
+    if page == "evaluating.md":  # judges a run that the guide to images makes
+        run_command("bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10", here)
+    for command in commands(page):
+        run_command(command, here)
+
+
+def run_command(command: str, place: Path) -> None:
+    done = subprocess.run(
+        shortened(command), cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
