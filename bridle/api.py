@@ -193,7 +193,7 @@ def _complete(config: Config, folder: Path, train: Callable[[], Source], progres
         if data.mean is None or data.std is None:
             raise ConfigError(f"{stored}: data.mean and data.std are missing; the file was changed by hand.")
         return with_statistics(config, data.mean, data.std)
-    moments = measure(train(), seed=config.seed)
+    moments = measure(train(), seed=config.seed, grid=config.geometry.build().grid)
     std = data_std(moments, config.data.source)
     progress.note(
         f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "

@@ -222,17 +222,19 @@ def measure(
     limit: int = 2048,
     seed: int = 0,
     workers: int = 0,
+    grid: Sequence[int] | None = None,  # tokens along each axis, to leave padding out; None: everything counts
     tell: Callable[[int, int], None] | None = None,  # hears of samples done, samples in all
 ) -> Moments:
     """Mean and standard deviation per channel over up to `limit` samples spread over the source; bad ones are skipped.
 
+    Padding would pull the mean of short recordings to the feature floor.
     Streaming in float64: with n values seen and n' new ones, δ = mean' − mean,
     mean ← mean + δ·n'/(n+n'),   M2 ← M2 + M2' + δ²·n·n'/(n+n'),   var = M2/n.
     """
     chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
     count, n, reason = 0, 0, ""
     mean = squares = torch.zeros((), dtype=torch.float64)
-    for done, found in enumerate(in_order(partial(spread, source), chosen, workers=workers), start=1):
+    for done, found in enumerate(in_order(partial(spread, source, grid), chosen, workers=workers), start=1):
         if tell is not None:
             tell(done, len(chosen))
         if isinstance(found, DataError):
@@ -263,14 +265,25 @@ class Spread(NamedTuple):
     squares: Tensor  # (C,) float64, summed squares around the mean
 
 
-def spread(source: Source, index: int) -> Spread | DataError:
+def spread(source: Source, grid: Sequence[int] | None, index: int) -> Spread | DataError:
     """The moments of sample `index`, or why it cannot be used."""
     try:
-        x = load_sound(source, index, None).x.flatten(1).double()  # (C, values)
+        sample = load_sound(source, index, None)
     except DataError as error:
         return error
+    x = sample.x.flatten(1).double()  # (C, values)
+    if sample.valid is not None and grid is not None and sample.valid.any():
+        x = x[:, real_values(sample.valid, sample.x.shape[1:], grid)]
     mean = x.mean(1)
     return Spread(x.shape[1], mean, (x - mean[:, None]).square().sum(1))
+
+
+def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tensor:
+    """(values,) bool: which values of an input of `size` lie in real tokens, by valid (T,) on a grid."""
+    real = valid.reshape(*grid)
+    for axis, (length, tokens) in enumerate(zip(size, grid, strict=True)):
+        real = real.repeat_interleave(length // tokens, dim=axis)
+    return real.flatten()
 
 
 def made(maker: Maker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Iterator[Batch]:

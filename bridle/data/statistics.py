@@ -106,7 +106,7 @@ def measure_data(
     }  # each item is read once
     splits = open_data(config.model_copy(update=plain))
     source, root = splits.train, config.data.root
-    moments = measure(source, limit=limit, workers=workers, tell=tell)
+    moments = measure(source, limit=limit, workers=workers, grid=config.geometry.build().grid, tell=tell)
     by_name = root is not None and config.data.manifest is None and config.data.layout in ("auto", "audioset")
     return Statistics(
         train=len(source),

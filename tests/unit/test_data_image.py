@@ -257,7 +257,7 @@ BAD = {
     "script.jpg": (lambda path: path.write_text("%!PS-Adobe-3.0 EPSF-3.0\n"), "not a JPEG, PNG, WebP or BMP file"),
     "gif.jpg": (lambda path: Image.new("L", (9, 9)).save(path, "GIF"), "not a JPEG, PNG, WebP or BMP file"),
     "missing.png": (lambda path: None, "No such file or directory"),
-    "folder.png": (lambda path: path.mkdir(), "Is a directory"),
+    "folder.png": (lambda path: path.mkdir(), "is not a file"),
 }
 
 

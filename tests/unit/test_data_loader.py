@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bridle.data.image import EXTENSIONS, open_images
 from bridle.data.listing import find_data
-from bridle.data.loader import Batch, Loader, measure, normalise, sequential
+from bridle.data.loader import Batch, Loader, measure, normalise, real_values, sequential
 from bridle.data.memory import TensorSource
 from bridle.data.order import Order
 from bridle.data.sources import Sample, Source
@@ -300,6 +300,18 @@ def test_measuring_a_part_spreads_over_the_source() -> None:
 def test_measuring_skips_bad_samples() -> None:
     found = measure(Numbers(5, bad={0, 1, 2}))
     assert (found.mean, found.count) == ((3.5,), 2)
+
+
+def test_measuring_leaves_padding_out() -> None:
+    source = Numbers(2, pads=True)  # of sample 0 only the first of two tokens is real
+    assert measure(source, grid=(2,)).mean[0] == pytest.approx(4 / 6)  # two zeros and four ones
+    assert measure(source).mean[0] == pytest.approx(1 / 2)
+
+
+def test_real_values_are_those_of_real_tokens() -> None:
+    valid = torch.tensor([True, True, True, False, False, False])  # on a grid of 2 × 3
+    found = real_values(valid, (4, 6), (2, 3)).reshape(4, 6)
+    assert found[:2].all() and not found[2:].any()
 
 
 def test_measuring_with_workers_gives_the_same_bits() -> None:
