@@ -88,6 +88,11 @@ class Draws:
         self.tokens += sum(len(b.x) for b in micro_batches if b.valid is None) * run.config.geometry.build().tokens
         self.padded = any(b.valid is not None for b in micro_batches)
 
+    @property
+    def shown(self) -> bool:
+        """Will anybody see this step's figures? What is only looked at need not be computed otherwise."""
+        return is_shown(self.run, self.phase, self.step + 1)
+
     def token_share(self, batch: Batch) -> float:
         """Real tokens a row of this micro-batch, relative to the whole step's; 1 without padding."""
         if not self.padded:
@@ -177,7 +182,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     for micro_batches in loader.steps(progress.step, phase.steps):
         update = take_step(run, phase, progress, optimizer, parameters, micro_batches, ages)
         finished = progress.step == phase.steps
-        if finished or progress.step % run.config.runtime.log_every == 0:
+        if is_shown(run, phase, progress.step):
             report(run, phase, progress, update, ages, clock, watches)
         due = progress.step % run.config.runtime.checkpoint_every == 0
         if not finished and (due or run.stop.received is not None):
@@ -185,6 +190,11 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
             run.stop.leave(f"saved at step {progress.step} of {phase.key}.")
     save(end=True)
     run.stop.leave(f"the end of {phase.key} is saved.")
+
+
+def is_shown(run: Run[Networks], phase: Phase, done: int) -> bool:
+    """Do the figures of the step that makes `done` go to the log?"""
+    return done == phase.steps or done % run.config.runtime.log_every == 0
 
 
 class Update(NamedTuple):

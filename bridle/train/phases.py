@@ -101,6 +101,8 @@ def predict_codes(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
         None if found.soft_weights is None else hidden.take(found.soft_weights),
     )
     loss = encoder_loss(logits, wanted, hidden.counted, kind=run.config.loss.codes)
+    if not draws.shown:
+        return StepResult(loss, found.codes, {})
     with torch.no_grad():
         accuracy = token_accuracy(logits, wanted.codes, hidden.counted)
     return StepResult(loss, found.codes, {"token_accuracy": accuracy})
