@@ -17,7 +17,9 @@ class DataConfig(Section):
     manifest: str | None = None  # CSV, TSV or JSONL: path, optional start, end, label or labels, split, fold
     layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: told by what root holds
     segments: tuple[str, ...] | None = None  # audioset: which segment lists make up train; None: all but eval
-    test_fold: Positive | None = None  # data with folds: hold this one out; None pretrains on all, scores over folds
+    test_fold: Annotated[int, Field(ge=0)] | None = (
+        None  # data with folds: hold this one out; None pretrains on all, scores over folds
+    )
     mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config
     std: tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
     views: Positive = 1  # windows (audio) or clips (video) of an item at evaluation, spread evenly, then averaged

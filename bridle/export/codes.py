@@ -222,6 +222,8 @@ class NpzArrays:
         self.archive, self.stack = archive, stack
         self.shapes: dict[str, tuple[int, ...]] = {}
         for member in archive.namelist():
+            if archive.getinfo(member).compress_type != zipfile.ZIP_STORED:  # a small file could swell without end
+                raise ValueError(f"{member} is compressed, which bridle never writes")
             with archive.open(member) as stream:
                 shape, dtype = _npy_header(stream)
                 if stream.tell() + math.prod(shape) * dtype.itemsize != archive.getinfo(member).file_size:

@@ -308,7 +308,9 @@ class Model:
         return normalise(x.float().cpu(), mean=self.mean, std=self.std).to(self.device)
 
     def _on_device(self, valid: Tensor | None) -> Tensor | None:
-        return None if valid is None else valid.to(self.device)
+        if valid is None:
+            return None
+        return valid.to(self.device).reshape(-1, self.geometry.tokens)  # (T,) of a single input is (1, T)
 
 
 def load(path: str | Path, *, iteration: int | None = None, device: str = "auto") -> Model:

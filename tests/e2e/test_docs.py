@@ -37,7 +37,7 @@ def commands(page: str) -> list[str]:
 
 
 def shortened(command: str) -> list[str]:
-    words = command.split()
+    words = [word.replace("0,1", "0") for word in command.split()]  # one seed
     return [*words, *SHORTER.get(words[1], [])]
 
 

@@ -124,8 +124,8 @@ def test_a_call_that_hangs_ends_in_time_and_the_next_one_works(program: Containe
     began = time.monotonic()
     with pytest.raises(SlowError, match=r"took longer than 0\.3 s"):
         program.call("hang", timeout=0.3)
-    assert time.monotonic() - began < 5
-    assert is_gone(pid, within=2)
+    assert time.monotonic() - began < 15
+    assert is_gone(pid, within=10)
     assert pid_of(program) != pid
 
 

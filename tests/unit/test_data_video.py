@@ -263,7 +263,7 @@ def test_a_decoder_that_crashes_or_hangs_costs_one_file(
     reasons = {Path(bad.name).name: bad.reason for bad in batch.bad}
     assert "crashed (SIGABRT)" in reasons["crash.mp4"] and "longer than 1 s" in reasons["hang.mp4"]
     assert set(reasons) == {"crash.mp4", "hang.mp4"} and batch.index.tolist() == [0] * 6
-    assert time.monotonic() - began < 15  # drawn again and again, but tried once
+    assert time.monotonic() - began < 45  # the sleep of a minute was cut short
 
 
 def test_geometry_must_be_that_of_a_video() -> None:

@@ -364,3 +364,10 @@ def test_pooling_words() -> None:
     assert as_pooling("axis") == "axis"
     with pytest.raises(UsageError, match="none, mean, axis, class"):
         as_pooling("max")
+
+
+def test_a_compressed_archive_is_refused_because_it_could_swell(tmp_path: Path) -> None:
+    path = tmp_path / "codes.npz"
+    np.savez_compressed(path, codes=np.zeros((10_000, 4), dtype=np.uint8), header=np.array("{}"), files=np.array(["a"]))
+    with pytest.raises(DataError, match="compressed"):
+        bridle.read_codes(path)
