@@ -111,14 +111,20 @@ class Recordings:
         if self.keeps_wave:
             features: Tensor = self.front(self._wave(index, place, None))
             return features
-        if self.cache.limit > 0:
-            try:
-                whole = self.cache.get(index, lambda: self.front(self._whole(index)))
-                return whole.narrow(0, *self.shape.cut(len(whole), place))
-            except LongRecordingError:
-                pass  # the part alone is read below
+        whole = self._kept_features(index)
+        if whole is not None:
+            return whole.narrow(0, *self.shape.cut(len(whole), place))
         features = self.front(self._part(index, place, whole=self.shape.samples).wave)
         return features
+
+    def _kept_features(self, index: int) -> Tensor | None:
+        """(n, mels) of a whole clip from the cache; None where nothing is kept, or the recording is long."""
+        if self.cache.limit == 0:
+            return None
+        try:
+            return self.cache.get(index, lambda: self.front(self._whole(index)))
+        except LongRecordingError:
+            return None
 
     def _wave(self, index: int, place: Place, generator: torch.Generator | None) -> Tensor:
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""

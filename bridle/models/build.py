@@ -6,6 +6,7 @@ other parts were built, and every iteration's tokenizer is new.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,15 +48,16 @@ class Nets:
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter and saved buffer, by dotted name."""
-        return {
-            f"{name}.{key}": tensor
-            for name, module in self.modules().items()
-            for key, tensor in module.state_dict().items()
-        }
+        return named_state(self.modules())
 
     def record(self) -> dict[str, Any]:
         """What a checkpoint keeps beside tensors."""
         return {"norms_start": self.norms_start}
+
+
+def named_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Every parameter and saved buffer of several networks, by dotted name."""
+    return {f"{name}.{key}": tensor for name, module in modules.items() for key, tensor in module.state_dict().items()}
 
 
 def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") -> Encoder:

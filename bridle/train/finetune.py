@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bridle.data.loader import Batch
 from bridle.errors import DataError
+from bridle.models.build import named_state
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
 from bridle.train.engine import Draws, Phase, StepResult, fit, move, phase_key
 from bridle.train.interleave import last_checkpoint, load_modules, to_device
@@ -40,11 +41,7 @@ class Tuned:
 
     def state(self) -> dict[str, Tensor]:
         """Every parameter and saved buffer, by dotted name."""
-        return {
-            f"{name}.{key}": tensor
-            for name, module in self.modules().items()
-            for key, tensor in module.state_dict().items()
-        }
+        return named_state(self.modules())
 
     def record(self) -> dict[str, Any]:
         """The size of the head, so that a checkpoint can be read without the data."""

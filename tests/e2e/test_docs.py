@@ -122,13 +122,16 @@ def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
     for folder in ("photos", "cifar10", "recordings", "ESC-50", "audioset", "clips", "sky4"):
         (here / folder).symlink_to(place / folder)
     if page == "evaluating.md":  # judges a run that the guide to images makes
-        run_command("bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10", here)
+        assert run_command("bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10", here)[0] == 0
+    assert len(commands(page)) >= 5
     for command in commands(page):
-        run_command(command, here)
+        code, said = run_command(command, here)
+        assert code == 0, f"{command}\n{said}"
 
 
-def run_command(command: str, place: Path) -> None:
+def run_command(command: str, place: Path) -> tuple[int, str]:
+    """Exit code, and the last of what the command said."""
     done = subprocess.run(
         shortened(command), cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+    return done.returncode, done.stdout[-1500:] + done.stderr[-1500:]

@@ -235,4 +235,7 @@ def test_damage_to_the_newest_checkpoint_falls_back_and_still_ends_the_same(
 
 
 def test_what_a_message_about_bad_files_asks_to_raise_may_be_raised(small: Small, tmp_path: Path) -> None:
-    require_same(small("data.bad_share=0.1"), small("data.bad_share=0.5"), tmp_path)
+    stored = small("data.bad_share=0.1")
+    require_same(stored, small("data.bad_share=0.5"), tmp_path)  # raises nothing
+    with pytest.raises(ConfigError, match="seed"):
+        require_same(stored, small("data.bad_share=0.5", "seed=1"), tmp_path)
