@@ -17,9 +17,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
-from bridle.data.folders import Listing, walk
+from bridle.data.folders import Lazy, Listing, walk
 from bridle.data.manifest import Row, read_table, span_of
 from bridle.data.rows import WHOLE, DataListing, Numbering, Span, Table
 from bridle.data.waveform import open_track
@@ -117,7 +117,7 @@ def with_lengths(listing: Listing) -> Listing:
     return listing if listing.spans is None else listing._replace(spans=ClipSpans(listing.paths, listing.spans))
 
 
-class ClipSpans(Sequence[Span]):
+class ClipSpans(Lazy[Span]):
     """The listed segment where a file is the whole video; all of a file that is the segment already."""
 
     def __init__(self, paths: Sequence[Path], listed: Sequence[Span]) -> None:
@@ -126,13 +126,7 @@ class ClipSpans(Sequence[Span]):
     def __len__(self) -> int:
         return len(self.listed)
 
-    @overload
-    def __getitem__(self, at: int) -> Span: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Span]: ...
-    def __getitem__(self, at: int | slice) -> Span | list[Span]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
+    def row(self, at: int) -> Span:
         start, end = self.listed[at]
         if end is None:
             return WHOLE

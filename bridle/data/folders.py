@@ -11,16 +11,35 @@ Listings are recursive, sorted and deterministic; hidden files and folders are l
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeVar, overload
 
 from bridle.data.sources import Labels
 from bridle.errors import DataError, UsageError, quoted
 
+Item = TypeVar("Item")
 
-class PathList(Sequence[Path]):
+
+class Lazy(Sequence[Item], ABC):
+    """A sequence that makes its items when they are asked for; a subclass says how long it is and what row i is."""
+
+    @abstractmethod
+    def row(self, at: int) -> Item:
+        """Item `at`, counted from 0 and inside."""
+
+    @overload
+    def __getitem__(self, at: int) -> Item: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Item]: ...
+    def __getitem__(self, at: int | slice) -> Item | list[Item]:
+        places = range(len(self))[at]  # counts from the end and refuses what is outside, as lists do
+        return self.row(places) if isinstance(places, int) else [self.row(place) for place in places]
+
+
+class PathList(Lazy[Path]):
     """Paths below one root, packed into one buffer: a million Path objects would be copied into every worker."""
 
     def __init__(self, root: Path, names: Iterable[str] = ()) -> None:
@@ -38,16 +57,7 @@ class PathList(Sequence[Path]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> Path: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Path]: ...
-    def __getitem__(self, at: int | slice) -> Path | list[Path]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not -len(self) <= at < len(self):
-            raise IndexError(f"path {at} of {len(self)}")
-        at %= len(self)
+    def row(self, at: int) -> Path:
         return self.root / os.fsdecode(bytes(self.buffer[self.ends[at] : self.ends[at + 1]]))
 
 

@@ -9,11 +9,11 @@ from array import array
 from collections.abc import Sequence
 from math import isnan, nan
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
-from bridle.data.folders import Listing, PathList
+from bridle.data.folders import Lazy, Listing, PathList
 from bridle.data.sources import Labels
 from bridle.errors import ConfigError, DataError, quoted
 
@@ -31,7 +31,7 @@ class DataListing(NamedTuple):
     notes: tuple[str, ...] = ()  # what a user should hear about how the list was read
 
 
-class Several(Sequence[tuple[int, ...]]):
+class Several(Lazy[tuple[int, ...]]):
     """Any number of labels for each row."""
 
     def __init__(self, values: array[int], ends: array[int]) -> None:
@@ -40,18 +40,11 @@ class Several(Sequence[tuple[int, ...]]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, at: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[tuple[int, ...]]: ...
-    def __getitem__(self, at: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        i = range(len(self))[at]
-        return tuple(self.values[self.ends[i] : self.ends[i + 1]])
+    def row(self, at: int) -> tuple[int, ...]:
+        return tuple(self.values[self.ends[at] : self.ends[at + 1]])
 
 
-class Spans(Sequence[Span]):
+class Spans(Lazy[Span]):
     """Start and end of each row; an end that is not a number stands for the end of the file."""
 
     def __init__(self, starts: array[float], ends: array[float]) -> None:
@@ -60,13 +53,7 @@ class Spans(Sequence[Span]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    @overload
-    def __getitem__(self, at: int) -> Span: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Span]: ...
-    def __getitem__(self, at: int | slice) -> Span | list[Span]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
+    def row(self, at: int) -> Span:
         end = self.ends[at]
         return self.starts[at], None if isnan(end) else end
 

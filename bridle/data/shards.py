@@ -20,9 +20,9 @@ import tarfile
 from array import array
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple, overload
+from typing import BinaryIO, NamedTuple
 
-from bridle.data.folders import PathList, existing_folder
+from bridle.data.folders import Lazy, PathList, existing_folder
 from bridle.errors import DataError, UsageError, quoted
 
 LARGEST_LABEL = 65_536  # bytes; a label file that is longer is something else
@@ -62,7 +62,7 @@ class Member(NamedTuple):
             raise DataError(f"{quoted(self.place)} cannot be read: {error.strerror or error}.") from error
 
 
-class MemberList(Sequence[Member]):
+class MemberList(Lazy[Member]):
     """Members of many shards in flat arrays: about 20 bytes each and the name."""
 
     def __init__(self) -> None:
@@ -81,13 +81,7 @@ class MemberList(Sequence[Member]):
     def __len__(self) -> int:
         return len(self.of)
 
-    @overload
-    def __getitem__(self, at: int) -> Member: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Member]: ...
-    def __getitem__(self, at: int | slice) -> Member | list[Member]:
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
+    def row(self, at: int) -> Member:
         name = os.fspath(self.names[at])
         return Member(self.shards[self.of[at]], name, self.offsets[at], self.sizes[at])
 
