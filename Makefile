@@ -1,12 +1,13 @@
 # make demo   the whole method on embedded data, in minutes
 # make test   formatting, types and all tests
+# make soak   the long tests of reliability; SOAK_SCALE=0.1 tries a tenth
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # One torch thread: on a busy machine two can be ten times slower.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test check install figures clean
+.PHONY: demo test soak check install figures clean
 
 install: $(VENV)/.installed
 
@@ -27,8 +28,11 @@ check: install
 test: check
 	$(THREADS) $(BIN)/python -m pytest -n 2
 
+soak: install
+	$(THREADS) $(BIN)/python tests/soak --out soak
+
 figures: install
 	$(BIN)/python benchmarks/readme_figure.py
 
 clean:
-	rm -rf $(VENV) demo runs build dist *.egg-info
+	rm -rf $(VENV) demo runs soak build dist *.egg-info

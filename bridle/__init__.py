@@ -18,17 +18,22 @@ if TYPE_CHECKING:
     from bridle.export.codes import read_codes, read_features
     from bridle.export.files import FileCodes, FileFeatures
     from bridle.export.model import Model, load
+    from bridle.export.sequence_files import read_sequences
+    from bridle.retrieve.search import Index, open_index
 
 __all__ = [
     "FileCodes",
     "FileFeatures",
     "Finished",
+    "Index",
     "Model",
     "__version__",
     "load",
+    "open_index",
     "pretrain",
     "read_codes",
     "read_features",
+    "read_sequences",
 ]
 
 _HOME = {
@@ -40,6 +45,9 @@ _HOME = {
     "FileFeatures": "bridle.export.files",
     "read_codes": "bridle.export.codes",
     "read_features": "bridle.export.codes",
+    "read_sequences": "bridle.export.sequence_files",
+    "open_index": "bridle.retrieve.search",
+    "Index": "bridle.retrieve.search",
 }
 
 

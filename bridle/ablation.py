@@ -11,9 +11,8 @@ being the benchmark:
       "1 set": [quantizer=rq, quantizer.codebooks=1]
 
 Rows that differ only in `finetune.` share their pretraining. Every score is paired with the benchmark's of the same
-seed (and fold); with d_1 … d_n the differences and t the 97.5 % point of Student's distribution,
-
-    change = mean(d) ± t · sd(d)/√n      from n = 2 on; "*" where the interval does not hold 0.
+seed (and fold), with Student's interval of the differences; under a single seed rows are compared by the test items
+that only one of them answered rightly (`bridle.evaluate.paired`). "*" marks what can hardly be chance.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
-from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -36,11 +34,13 @@ from rich.table import Table
 from bridle.config import load_config
 from bridle.config.document import read_document
 from bridle.errors import ConfigError, UsageError, quoted
+from bridle.evaluate.paired import Change, Hits, compare, compare_hits, read_hits
 from bridle.processes import run_beside
-from bridle.seeding import mix
+from bridle.seeding import generator, mix
 from bridle.train.checkpoint import write_json
 
 MEASURES = ("probe", "finetune")
+ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
 KEYS = ("title", "iterations", "measures", "rows")
 
 
@@ -64,18 +64,11 @@ class Cell(NamedTuple):
     finetune: tuple[str, ...]
 
 
-class Change(NamedTuple):
-    """A row beside the benchmark."""
+class Score(NamedTuple):
+    """What one row reached under one seed."""
 
-    change: float
-    half: float | None  # of the 95 % interval; None for a single pair
-    pairs: int
-
-    def __str__(self) -> str:
-        if self.half is None:
-            return f"{100 * self.change:+.1f}"
-        star = "" if abs(self.change) <= self.half else " *"
-        return f"{100 * self.change:+.1f} ±{100 * self.half:.1f}{star}"
+    values: Sequence[float]  # one number, or one of each fold
+    hits: Hits | None = None  # which test items were answered rightly, where that is known
 
 
 def table_names() -> list[str]:
@@ -147,7 +140,9 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
     """Every row under every seed, checked before anything is run."""
     for row, changes in grid.rows.items():
         for seed in seeds:
-            everything = [*overrides, *changes, f"seed={seed}", f"schedule.iterations={grid.iterations}"]
+            own = any(change.startswith(ITERATIONS) for change in changes)
+            length = [] if own else [f"{ITERATIONS}{grid.iterations}"]
+            everything = [*overrides, *changes, f"seed={seed}", *length]
             config = load_config(recipe, everything)  # a typo in the last row is told before the first one runs
             if "probe" in grid.measures and not config.probe.enabled:
                 raise ConfigError(f"row {quoted(row)}: probe.enabled is false, but the table measures the probe.")
@@ -167,34 +162,40 @@ def _keep_finetuned(cell: Cell) -> None:
     write_json(_finetuned_file(cell), found)
 
 
-def read_scores(cell: Cell, grid: Grid) -> dict[str, list[float]]:
-    """The score of every measure after the last iteration: one number, or one of each fold."""
+def read_scores(cell: Cell, grid: Grid) -> dict[str, Score]:
+    """The score of every measure after the last iteration."""
     scores = {}
     for measure in grid.measures:
         path = cell.folder / "results.json" if measure == "probe" else _finetuned_file(cell)
         found = json.loads(path.read_text(encoding="utf-8"))
-        entry: dict[str, Any] = next((e for e in found["evaluations"] if e["iteration"] == grid.iterations), {})
+        said = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
+        last = said[-1] if said else grid.iterations
+        entry: dict[str, Any] = next((e for e in found["evaluations"] if e["iteration"] == last), {})
         result = entry.get(measure)
         if not result:
             raise UsageError(f"{path}: no {measure} result; the table needs labelled data.")
         parts = result.get("folds") or [result]
-        scores[measure] = [float(part.get("accuracy", part["mean_average_precision"])) for part in parts]
+        values = [float(part.get("accuracy", part["mean_average_precision"])) for part in parts]
+        scores[measure] = Score(values, read_hits(result))
     return scores
 
 
-def compare(own: Sequence[float], benchmark: Sequence[float]) -> Change:
-    """Paired difference of two lists of scores."""
-    from scipy.stats import t
-
-    differences = [a - b for a, b in zip(own, benchmark, strict=True)]
-    n = len(differences)
-    half = float(t.ppf(0.975, n - 1)) * stdev(differences) / sqrt(n) if n > 1 else None
-    return Change(mean(differences), half, n)
+def change_of(own: Mapping[int, Score], base: Mapping[int, Score]) -> tuple[Change, dict[int, Change]]:
+    """A row beside the benchmark, seed by seed; and over the test items within each seed where they are known."""
+    within = {
+        seed: change
+        for seed in own
+        if (change := compare_hits(own[seed].hits, base[seed].hits, generator=generator(seed, "ablation"))) is not None
+    }
+    if len(own) == 1 and within:  # one seed has no spread; its items have
+        return next(iter(within.values())), within
+    pairs = [(value, other) for seed in own for value, other in zip(own[seed].values, base[seed].values, strict=True)]
+    return compare([value for value, _ in pairs], [other for _, other in pairs]), within
 
 
 def write_tables(
     grid: Grid,
-    scores: Mapping[Cell, Mapping[str, Sequence[float]]],
+    scores: Mapping[Cell, Mapping[str, Score]],
     recipe: str,
     overrides: Sequence[str],
     out: Path,
@@ -206,8 +207,14 @@ def write_tables(
     seeds = sorted({cell.seed for cell in scores})
     heads = ["row", *(f"{measure} %" for measure in grid.measures), *(f"{measure} change" for measure in grid.measures)]
     command = f"bridle ablate {' '.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
-    told = f"`{command}`; {minutes:.1f} minutes in this sitting. Mean ± spread over seeds; changes are paired by seed "
-    told += "and fold, ± half their 95 % interval, * where it excludes 0. Nothing was chosen on test data."
+    over_items = any(change["over"] == "items" for line in lines for change in line["changes"].values())
+    paired = (
+        "test item (bootstrap), * where McNemar's test gives p < 0.05"
+        if over_items
+        else "seed and fold (Student's), * where it excludes 0"
+    )
+    told = f"`{command}`; {minutes:.1f} minutes since it was last started. Mean ± spread over seeds; changes are "
+    told += f"± half their 95 % interval, paired by {paired}. Nothing was chosen on test data."
     rows = [[line["row"], *line["shown"]] for line in lines]
     markdown = "\n".join(
         [f"**{grid.title}**", "", _bar(heads), _bar(["---"] * len(heads)), *(_bar(row) for row in rows), "", told, ""]
@@ -226,7 +233,7 @@ def write_tables(
     return out / "table.md"
 
 
-def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Sequence[float]]], row: str) -> dict[str, Any]:
+def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]], row: str) -> dict[str, Any]:
     """The figures of one row, and how they are shown."""
     benchmark = next(iter(grid.rows))
     line: dict[str, Any] = {"row": row, "scores": {}, "changes": {}}
@@ -234,11 +241,12 @@ def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Sequence[float]]],
     for measure in grid.measures:
         own = {cell.seed: scores[cell][measure] for cell in scores if cell.row == row}
         base = {cell.seed: scores[cell][measure] for cell in scores if cell.row == benchmark}
-        by_seed = [mean(values) for values in own.values()]
+        by_seed = [mean(score.values) for score in own.values()]
         spread = f" ±{100 * stdev(by_seed):.1f}" if len(by_seed) > 1 else ""
-        change = compare([v for s in own for v in own[s]], [v for s in own for v in base[s]])
-        line["scores"][measure] = {str(seed): list(values) for seed, values in own.items()}
-        line["changes"][measure] = change._asdict()
+        change, within = change_of(own, base)
+        line["scores"][measure] = {str(seed): list(score.values) for seed, score in own.items()}
+        by_items = {str(seed): one._asdict() for seed, one in within.items()}
+        line["changes"][measure] = {**change._asdict(), "within_seed": by_items}
         means.append(f"{100 * mean(by_seed):.1f}{spread}")
         changes.append("0" if row == benchmark else str(change))
     return {**line, "shown": [*means, *changes]}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from bridle import distributed
 from bridle.config import Config, load_config, read_config, with_absolute_paths
 from bridle.data.build import open_data
 from bridle.data.loader import measure
@@ -29,13 +30,15 @@ from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
 from bridle.train.run import (
     Results,
     Run,
+    locked_by_first,
     prepare_folder,
     record_settings,
     require_same,
+    require_same_data,
     results_header,
     with_statistics,
 )
-from bridle.train.runtime import Machine, StopRequest, locked
+from bridle.train.runtime import Machine, StopRequest
 
 
 class Finished(NamedTuple):
@@ -70,10 +73,21 @@ def pretrain(
         raise UsageError("a Config takes no overrides; give the recipe's name, or change the config with model_copy.")
     config = recipe if isinstance(recipe, Config) else _load(recipe, dataset, overrides, settings)
     config = with_absolute_paths(config)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("training with several processes is not supported yet; start one process without torchrun.")
-    folder = Path(out)
-    if is_finished(folder, config):
+    runtime = config.runtime
+    with distributed.process_group(device=runtime.device, timeout_minutes=runtime.timeout_minutes):
+        return _pretrain(config, Path(out), dataset, test_dataset, callbacks, command)
+
+
+def _pretrain(
+    config: Config,
+    folder: Path,
+    dataset: Dataset[Any] | None,
+    test_dataset: Dataset[Any] | None,
+    callbacks: Sequence[Callback],
+    command: str | None,
+) -> Finished:
+    """The run, in one process or in each of several; rank 0 alone writes."""
+    if distributed.done_once(lambda: is_finished(folder, config)):
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
         require_same(read_config(folder / "config.yaml"), config, folder)
         return Finished(folder, Results(folder / "results.json", results_header(config)).value)
@@ -87,12 +101,13 @@ def pretrain(
     config = _complete(config, folder, lambda: splits.train, progress)
     if config.encoder.weights is not None and not (folder / "config.yaml").exists():
         load_vit(build_encoder(config), config.encoder.weights)  # weights that do not fit must not leave a run behind
-    prepare_folder(folder, config)
-    with locked(folder), StopRequest().listening() as stop:
-        record_settings(folder, config, command=command)
+    distributed.done_once(lambda: prepare_folder(folder, config))
+    require_same_data(splits.train)
+    with locked_by_first(folder), StopRequest().listening() as stop:
+        distributed.done_once(lambda: record_settings(folder, config, command=command))
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
         nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
-        everyone = [*callbacks, *tensorboard_if_installed(folder)]
+        everyone = [*callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
         results = Results(folder / "results.json", results_header(config))
         judge = Judge(config, splits, machine, results, progress) if config.probe.enabled else None
@@ -193,10 +208,15 @@ def _complete(config: Config, folder: Path, train: Callable[[], Source], progres
         if data.mean is None or data.std is None:
             raise ConfigError(f"{stored}: data.mean and data.std are missing; the file was changed by hand.")
         return with_statistics(config, data.mean, data.std)
-    moments = measure(train(), seed=config.seed, grid=config.geometry.build().grid)
-    std = data_std(moments, config.data.source)
-    progress.note(
-        f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "
-        f"std {[round(s, 4) for s in std]}"
-    )
-    return with_statistics(config, moments.mean, std)
+
+    def measured() -> list[list[float]]:
+        moments = measure(train(), seed=config.seed, grid=config.geometry.build().grid)
+        std = data_std(moments, config.data.source)
+        progress.note(
+            f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "
+            f"std {[round(s, 4) for s in std]}"
+        )
+        return [list(moments.mean), list(std)]
+
+    mean, std = distributed.done_once(measured)
+    return with_statistics(config, mean, std)

@@ -1,10 +1,12 @@
 """Several `bridle` commands side by side, each a process of its own; what they say is shown line by line.
 
-One process on one thread each uses all cores of a small machine, where two threads in one process often do not.
+One process on one thread each uses all cores of a small machine, where two threads in one process often do not. They
+save and leave when the command that started them does, or is killed.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -52,7 +54,7 @@ def run_beside(commands: Mapping[str, Sequence[str]], *, jobs: int, console: Con
 def start(name: str, arguments: Sequence[str], console: Console) -> Started:
     console.print(f"$ bridle {' '.join(arguments)}", soft_wrap=True, markup=False)
     process = subprocess.Popen(
-        [sys.executable, "-m", "bridle", *arguments],
+        [sys.executable, "-m", "bridle.tied", str(os.getpid()), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -24,12 +24,13 @@ import torch
 from bridle.bench.quantizer import processor, resident
 from bridle.config import Config
 from bridle.data.build import open_data
+from bridle.data.keeper import here
 from bridle.data.loader import Batch, Loader
 from bridle.data.sources import Source
 from bridle.models.build import Nets, build_nets
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
-from bridle.train.engine import Phase, Progress, take_step
+from bridle.train.engine import Phase, Progress, build_replicas, take_step
 from bridle.train.log import ProgressLine
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase
@@ -177,6 +178,16 @@ def loader(source: Source, config: Config, *, workers: int, batch: int) -> Loade
 
 def measure_loading(source: Source, config: Config, *, workers: int, seconds: float) -> DataRate:
     """Samples per second once everything has started; what workers had ready by then counts for nothing."""
+    count, wall, _ = timed_loading(source, config, workers=workers, seconds=seconds)
+    if workers:
+        return DataRate(workers, count / wall, None)
+    with here():  # where files are decoded by a process of their own, its time would not show
+        alone, _, cpu = timed_loading(source, config, workers=0, seconds=seconds / 2)
+    return DataRate(workers, count / wall, alone / cpu)
+
+
+def timed_loading(source: Source, config: Config, *, workers: int, seconds: float) -> tuple[int, float, float]:
+    """Samples, and the wall and CPU seconds they took."""
     rows = min(ROWS, config.encoder_phase.batch)
     steps = loader(source, config, workers=workers, batch=rows).steps(0, 10**9)
     for _ in range(1 + 3 * workers):  # start-up, and the batches prepared ahead
@@ -187,7 +198,7 @@ def measure_loading(source: Source, config: Config, *, workers: int, seconds: fl
         count += rows
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     steps.close()  # type: ignore[attr-defined]  # ends the workers
-    return DataRate(workers, count / wall, None if workers else count / cpu)
+    return count, wall, cpu
 
 
 def measure_memory(source: Source, config: Config, *, samples: int) -> tuple[float, ...] | None:
@@ -196,8 +207,9 @@ def measure_memory(source: Source, config: Config, *, samples: int) -> tuple[flo
         return None
     held = []
     for _ in range(PASSES):
-        for _batch in loader(source, config, workers=0, batch=ROWS).steps(0, ceil(samples / ROWS)):
-            pass
+        with here():  # what is kept is to show in this process
+            for _batch in loader(source, config, workers=0, batch=ROWS).steps(0, ceil(samples / ROWS)):
+                pass
         held.append(resident("VmRSS") / 1024)
     return tuple(held)
 
@@ -243,10 +255,10 @@ def stepper(a_run: Run[Nets], phase: Phase) -> Callable[[list[Batch]], object]:
     for module in phase.trained.values():
         module.train()
     optimizer, parameters = build_optimizer(phase.trained, phase.settings), named_parameters(phase.trained)
-    progress, ages = Progress(), CodeAge(a_run.config.quantizer.sizes)
+    progress, ages, replicas = Progress(), CodeAge(a_run.config.quantizer.sizes), build_replicas(a_run, phase)
 
     def step(micro_batches: list[Batch]) -> object:
-        update = take_step(a_run, phase, progress, optimizer, parameters, micro_batches, ages)
+        update = take_step(a_run, phase, replicas, progress, optimizer, parameters, micro_batches, ages)
         return update.values["loss"].item()  # waits for a GPU to be done
 
     return step

@@ -27,7 +27,9 @@ app.add_typer(data_app, name="data")
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. encoder.depth=6.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory, as --out named it.")]
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run directory (what --out named) or an exported folder.")
+]
 
 
 @app.callback()
@@ -52,12 +54,15 @@ def make_precision_safe(precision: str) -> None:
 def show_results(run: Path, results: str = "results.json") -> None:
     """The results of a run as a table, then what was written and what to do next."""
     from bridle.report.runs import read_run
-    from bridle.report.terminal import results_table
+    from bridle.report.terminal import few_shot_table, results_table
 
+    if not is_first_process():
+        return
     screen = console()
-    table = results_table([read_run(run, results=results)])
-    if table is not None:
-        screen.print(table)
+    found = read_run(run, results=results)
+    for table in (results_table([found]), few_shot_table(found)):
+        if table is not None:
+            screen.print(table)
     if (run / results).is_file():
         typer.echo(f"wrote {run / results}")
     typer.echo(f"Next:  bridle probe {run}   ·   bridle report {run}")
@@ -87,18 +92,39 @@ def all_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+SHARED_COMMANDS = frozenset({"pretrain", "finetune", "probe", "knn", "tokenize", "embed"})
+
+
+def is_first_process() -> bool:
+    """Does this process print results? Of several that torchrun started, one does."""
+    return int(os.environ.get("WORLD_SIZE", "1")) < 2 or os.environ.get("RANK", "0") == "0"
+
+
+def say_last(text: str) -> None:
+    """Why the command ends. Of several processes only the first to fail speaks, and says which it is."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        typer.echo(text, err=True)
+        return
+    from bridle.distributed import speaks_first
+
+    if speaks_first():
+        typer.echo(f"rank {os.environ.get('RANK', '?')}: {text}", err=True)
+
+
 def main() -> None:
     """Entry point: errors a user can mend are one line and an exit code, with --debug also a traceback."""
     debug = "--debug" in sys.argv
+    if not is_first_process() and SHARED_COMMANDS.isdisjoint(sys.argv[1:]):
+        return  # the other commands are one process's work, however many torchrun started
     try:
         app(standalone_mode=True)
     except BridleError as error:
         if debug:
             traceback.print_exc()
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        say_last(f"{type(error).__name__}: {error}")
         sys.exit(error.exit_code)
     except Interrupted as stopped:
-        typer.echo(str(stopped), err=True)
+        say_last(str(stopped))
         sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         typer.echo("stopped by Ctrl-C", err=True)
@@ -110,14 +136,13 @@ def main() -> None:
         if debug:
             traceback.print_exc()
         what = f"{error.filename or 'input/output'}: {error.strerror or error}"
-        typer.echo(f"{what}. Free some space or mend permissions, then run the same command again.", err=True)
+        say_last(f"{what}. Free some space or mend permissions, then run the same command again.")
         sys.exit(74)
     except Exception as error:
         if debug:
             raise
-        typer.echo(f"internal error: {type(error).__name__}: {error}", err=True)
-        typer.echo(
-            "This is a bug in bridle. Run again with --debug (bridle --debug …) and report it with `bridle doctor`.",
-            err=True,
+        say_last(
+            f"internal error: {type(error).__name__}: {error}\n"
+            "This is a bug in bridle. Run again with --debug (bridle --debug …) and report it with `bridle doctor`."
         )
         sys.exit(1)

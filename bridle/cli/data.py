@@ -1,4 +1,4 @@
-"""Commands that look at data before training: data check and data stats."""
+"""Commands that look at data before training, and write it as shards: data check, data stats and data shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from bridle.errors import DataError
 
 @data_app.command("check")
 def data_check(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A folder of media files, a manifest, or one file.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A folder of media files, a manifest, one file, or shards.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Also write every finding to this JSONL file.")] = None,
     kind: Annotated[str, typer.Option(help="Only audio (also of videos), image or video files.")] = "auto",
     rate: Annotated[int | None, typer.Option(min=1, help="The right sample rate; the commonest without it.")] = None,
@@ -25,11 +27,17 @@ def data_check(
 ) -> None:
     """Decode every file and list what is undecodable, empty, silent, clipped, too short, not finite or odd.
 
+    Of tar shards the checksums are compared with those that were written.
+
     Example:  bridle data check recordings/ --out findings.jsonl
     """
     from bridle.data.check import check_folder
+    from bridle.data.listing import tell_layout
     from bridle.report.datasets import check_lines, findings_table, following
 
+    if path.is_dir() and tell_layout(path) == "shards":
+        show_shard_check(path, out=out, workers=all_cores() if workers is None else workers, strict=strict)
+        return
     with following("checked", "files") as tell:
         report = check_folder(
             path,
@@ -82,3 +90,75 @@ def data_stats(
         console().print(table)
     command = ["bridle", "pretrain", name, *(overrides or []), where, *found.overrides(), "--out", "runs/NAME"]
     typer.echo(f"Next:  {shlex.join(command)}")
+
+
+def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool) -> None:
+    """`data check` for a folder of shards."""
+    from bridle.data.check import rows_to
+    from bridle.data.verify import check_shards
+    from bridle.report.datasets import following
+
+    with following("checked", "shards") as tell:
+        found = check_shards(path, workers=workers, tell=tell)
+    for note in found.notes:
+        typer.echo(f"note: {note}", err=True)
+    with rows_to(out) as write:
+        for fault in found.faults:
+            typer.echo(f"{fault.path}: {fault.detail}")
+            write({"path": fault.path, "finding": "damaged", "detail": fault.detail})
+        write({"summary": {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}})
+    typer.echo(f"shards    {found.shards:,} ({found.samples:,} samples)")
+    compared = (
+        "checksums and index agree" if found.verified else "headers are sound (no checksums: shards.json is absent)"
+    )
+    typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else compared}")
+    if out is not None:
+        typer.echo(f"wrote {out}")
+    if found.faults:
+        typer.echo("Next:  copy the shards again, or run the bridle data shard that made them; sound ones are kept.")
+        if strict:
+            raise typer.Exit(DataError.exit_code)
+    else:
+        typer.echo(f"Next:  bridle data stats {shlex.quote(str(path))}")
+
+
+@data_app.command("shard")
+def data_shard(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")],
+    out: Annotated[Path, typer.Option(help="The folder for the shards; the same command goes on where it stopped.")],
+    source: Annotated[str | None, typer.Option(help="images, audio or video; told by the files without it.")] = None,
+    shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes of a shard, about.")] = 256,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; all cores without it.")] = None,
+) -> None:
+    """Write a data set as tar shards (webdataset layout) with an index, counts and SHA-256; same input, same bytes.
+
+    Example:  bridle data shard photos/ --out photo-shards --shard-mb 64
+    """
+    from bridle.data.gather import files_to_shard
+    from bridle.data.sharding import SKIPPED, write_shards
+    from bridle.report.datasets import following
+
+    todo = files_to_shard(path, source=source)
+    for note in todo.found.notes:
+        typer.echo(f"note: {note}", err=True)
+    with following("wrote", "samples") as tell:
+        done = write_shards(
+            todo.found,
+            source=todo.source,
+            extensions=todo.extensions,
+            root=todo.root,
+            out=out,
+            shard_mb=shard_mb,
+            workers=all_cores() if workers is None else workers,
+            tell=tell,
+        )
+    parts = ", ".join(f"{count:,} {split}" for split, count in done.samples.items())
+    typer.echo(f"wrote {out}: {done.shards:,} shards, {done.bytes / 1e6:,.1f} MB, {parts} ({todo.source})")
+    if done.kept:
+        typer.echo(f"{done.kept:,} of the shards were there already and are kept")
+    if done.renamed:
+        typer.echo(f"{done.renamed:,} samples have another key than their name, which is in their .json")
+    if done.skipped:
+        typer.echo(f"{done.skipped:,} files could not be read; see {out / SKIPPED}", err=True)
+    recipe = {"images": "image"}.get(todo.source, todo.source)
+    typer.echo(f"Next:  bridle pretrain {recipe} data.root={shlex.quote(str(out))} --out runs/NAME")

@@ -9,30 +9,45 @@ import typer
 
 from bridle.cli.app import Overrides, RunFolder, app, console, show_results
 
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features in RUN/cache, and use none kept there.")]
+
 
 @app.command()
-def probe(run: RunFolder, overrides: Overrides = None) -> None:
+def probe(
+    run: RunFolder,
+    overrides: Overrides = None,
+    shots: Annotated[str | None, typer.Option(help="Labels per class of a few-shot probe, such as 1,5,10.")] = None,
+    head: Annotated[str | None, typer.Option(help="logistic (solved to the optimum), sgd or adamw.")] = None,
+    loss: Annotated[str | None, typer.Option(help="ce or bce, of an sgd or adamw head.")] = None,
+    no_cache: NoCache = False,
+) -> None:
     """Linear or attentive probe of a frozen encoder, beside raw features and an untrained encoder; JSON and table.
 
     Data with folds is cross-validated; settings are chosen on training items only. probe.pool is mean, axis (one mean
     per place of a grid axis), class (the class token) or attentive; data.views=N looks at N parts of every item.
 
-    Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0
+    Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10
     """
     from bridle.evaluate.command import probe_run
 
-    show_results(run, probe_run(run, overrides or []).name)
+    given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
+    changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
+    changes += ["probe.cache_mb=0"] if no_cache else []
+    show_results(run, probe_run(run, [*(overrides or []), *changes]).name)
 
 
 @app.command()
-def knn(run: RunFolder, overrides: Overrides = None) -> None:
+def knn(run: RunFolder, overrides: Overrides = None, no_cache: NoCache = False) -> None:
     """Weighted k-nearest neighbours on a run's frozen features, k chosen on validation items; JSON and table.
+
+    Also how well test items find training items of their class (retrieval mAP).
 
     Example:  bridle knn runs/c10 probe.items=5000
     """
     from bridle.evaluate.command import knn_run
 
-    show_results(run, knn_run(run, overrides or []).name)
+    changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
+    show_results(run, knn_run(run, changes).name)
 
 
 @app.command()

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import Overrides, app, bench_app, make_precision_safe
+from bridle.errors import UsageError
 
 
 @app.command()
@@ -61,6 +62,43 @@ def bench_data(
     from bridle.bench import data
 
     table = data.run(config, seconds=seconds, tell=lambda text: typer.echo(f"measuring {text}", err=True))
+    typer.echo(table.to_markdown())
+    if out is not None:
+        out.write_text(table.to_markdown(), encoding="utf-8")
+        typer.echo(f"wrote {out}")
+
+
+@bench_app.command("step")
+def bench_step(
+    recipe: Annotated[str | None, typer.Option(help="A recipe name or YAML file instead of the set below.")] = None,
+    size: Annotated[list[str] | None, typer.Option(help="tiny, small or base; may be given again.")] = None,
+    modality: Annotated[list[str] | None, typer.Option(help="audio, image or video; may be given again.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="With --recipe: rows of a step.")] = 8,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Turns; by the size of the model without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
+) -> None:
+    """An encoder step beside a plain one: time of each part, share of bare matrix products, memory, reused codes.
+
+    Example:  bridle bench step --size tiny --modality image
+    """
+    from bridle.config import load_config
+
+    config = None if recipe is None else load_config(recipe)
+    from bridle.bench import step
+
+    def tell(text: str) -> None:
+        typer.echo(f"measuring {text}", err=True)
+
+    if config is not None:
+        table = step.run_recipe(config, rows=rows, repeats=repeats or 5, tell=tell)
+    else:
+        for name, given, known in (("--size", size, step.SIZES), ("--modality", modality, step.MODALITIES)):
+            if wrong := [value for value in given or () if value not in known]:
+                raise UsageError(f"{name} {wrong[0]!r}: expected one of {', '.join(known)}.")
+        chosen: list[tuple[str, str]] = list(step.DEFAULT)
+        if size or modality:
+            chosen = [(m, s) for s in size or ("tiny", "small") for m in modality or step.MODALITIES]
+        table = step.run(chosen, repeats=repeats, tell=tell)
     typer.echo(table.to_markdown())
     if out is not None:
         out.write_text(table.to_markdown(), encoding="utf-8")

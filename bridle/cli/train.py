@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, make_precision_safe, show_results
+from bridle.cli.app import Overrides, RunFolder, app, console, is_first_process, make_precision_safe, show_results
 from bridle.errors import UsageError
 
 
@@ -85,9 +85,9 @@ def pretrain(
 
     finished = api.is_finished(out, config)
     api.pretrain(config, out=out, command=f"bridle {shlex.join(sys.argv[1:])}")
-    if finished:
+    if finished and is_first_process():
         typer.echo(f"{out} is finished; nothing to do.")
-    else:
+    elif is_first_process():
         from bridle.train.runtime import peak_memory
 
         typer.echo(f"peak memory {peak_memory()}", err=True)
@@ -115,6 +115,8 @@ def finetune(
 
     command = f"bridle {shlex.join(sys.argv[1:])}"
     path = finetune_run(run, overrides or [], iteration=iteration, command=command)
+    if not is_first_process():
+        return
     results = read_json(path)
     if (table := finetune_table(results)) is not None:
         console().print(table)

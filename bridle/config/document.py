@@ -6,6 +6,7 @@ which also rules out code execution and alias bombs.
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from ruamel.yaml import YAML
@@ -17,6 +18,8 @@ from bridle.errors import ConfigError, quoted
 Path = tuple[str, ...]
 LONGEST = 1_000_000  # characters; a recipe is a few kilobytes
 DEEPEST = 12
+MOST_BRACKETS = 100
+COLLECTIONS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")  # the tags of plain mappings and lists
 
 
 class Entry(NamedTuple):
@@ -79,6 +82,11 @@ def _covers(a: Path, b: Path) -> bool:
 
 
 def _compose(text: str, name: str) -> Node | None:
+    depth = 0
+    for bracket in re.finditer(r"[\[\]{}]", text):  # asked first: ruamel takes seconds over thousands of them
+        depth += 1 if bracket[0] in "[{" else -1
+        if depth > MOST_BRACKETS:
+            raise ConfigError(f"{name}: not valid YAML: more than {MOST_BRACKETS} brackets inside one another.")
     try:
         root: Node | None = YAML(typ="safe", pure=True).compose(text)
     except YAMLError as error:
@@ -124,6 +132,8 @@ def _walk(node: MappingNode, path: Path, name: str, table: Table, seen: set[int]
 def _enter(node: Node, name: str, seen: set[int], depth: int) -> None:
     if id(node) in seen or node.anchor is not None:
         raise ConfigError(f"{_where(node, name)}: anchors and aliases (&, *) are not allowed; write the value out.")
+    if not isinstance(node, ScalarNode) and str(node.tag) not in COLLECTIONS:
+        raise ConfigError(f"{_where(node, name)}: the tag {quoted(node.tag)} is not allowed; write a plain value.")
     if depth > DEEPEST:
         raise ConfigError(f"{_where(node, name)}: nested deeper than {DEEPEST} levels.")
     seen.add(id(node))

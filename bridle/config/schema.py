@@ -7,12 +7,21 @@ devices), learning rates are absolute peaks.
 from __future__ import annotations
 
 from math import prod
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from bridle.config.data_schema import AudioConfig, AugmentConfig, DataConfig, VideoConfig
 from bridle.config.section import Codes, Count, Positive, Section, Share, Sizes, Width
+from bridle.config.training_schema import (
+    EncoderPhaseConfig,
+    FinetuneConfig,
+    MaskConfig,
+    PhaseConfig,
+    ProbeConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
 from bridle.errors import ConfigError
 from bridle.geometry import Geometry
 
@@ -23,6 +32,7 @@ __all__ = [
     "DataConfig",
     "DecoderConfig",
     "EncoderConfig",
+    "EncoderPhaseConfig",
     "EstimatorConfig",
     "FinetuneConfig",
     "GeometryConfig",
@@ -122,126 +132,18 @@ class QuantizerConfig(Section):
         return self
 
 
-class MaskConfig(Section):
-    """Which tokens the encoder must predict. ρ = ratio; for `axes` one ratio per axis is allowed."""
-
-    kind: Literal["random", "axes", "tube"] = "random"
-    ratio: Share | tuple[Share, ...] = 0.8
-
-
 class LossConfig(Section):
     """Weights and forms of the three losses."""
 
+    target: Literal["codes", "patches"] = "codes"  # patches: no tokenizer, the patches themselves are regressed
+    patches: Literal["standardised", "plain"] = "standardised"  # each patch to mean 0, variance 1, or as it is
     codes: Literal["ce", "bce"] = "ce"
+    stage_weights: tuple[Annotated[float, Field(ge=0.0)], ...] | None = None  # of the M heads; None weighs them alike
     commitment_weight: Annotated[float, Field(ge=0.0)] = 0.25  # β
     commitment: Literal["stages", "sum"] = "stages"
     cosine_weight: Annotated[float, Field(ge=0.0)] = 1.0  # λ_cos
     cosine: Literal["mean", "ratio"] = "mean"
     centre_teacher: Literal["none", "mean", "position"] = "position"  # what is subtracted from the teacher's features
-
-
-class PhaseConfig(Section):
-    """Length and optimizer of one training phase."""
-
-    steps: Positive | None = None
-    epochs: Annotated[float, Field(gt=0.0)] | None = None
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = None
-    batch: Positive = 64  # global
-    micro_batch: Positive | None = None  # rows per device that go through the network at once
-    learning_rate: Annotated[float, Field(gt=0.0)]
-    final_learning_rate: Annotated[float, Field(ge=0.0)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0.0)] = 1e-4
-    betas: tuple[Share, Share] = (0.9, 0.95)
-    clip: Annotated[float, Field(gt=0.0)] | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.steps is None) == (self.epochs is None):
-            raise ValueError("steps: give exactly one of steps and epochs (set the other to null)")
-        if self.warmup_steps is not None and self.warmup_epochs is not None:
-            raise ValueError("warmup_steps: give at most one of warmup_steps and warmup_epochs")
-        if self.micro_batch is not None and self.batch % self.micro_batch:
-            raise ValueError(f"micro_batch: {self.micro_batch} does not divide batch {self.batch}")
-        return self
-
-    def step_count(self, samples: int) -> int:
-        """Optimizer steps of this phase for a data set of `samples`."""
-        if self.steps is not None:
-            return self.steps
-        assert self.epochs is not None  # exactly one is set, see _check
-        return max(1, round(self.epochs * samples / self.batch))
-
-    def warmup_count(self, samples: int) -> int:
-        """Optimizer steps over which the learning rate rises."""
-        if self.warmup_epochs is not None:
-            return round(self.warmup_epochs * samples / self.batch)
-        return self.warmup_steps or 0
-
-
-class ScheduleConfig(Section):
-    """Algorithm 1: R iterations, in turns or jointly."""
-
-    mode: Literal["interleaved", "joint"] = "interleaved"
-    iterations: Count = 2  # R
-    encoder_restart: Literal["continue", "fresh"] = "continue"
-    joint_weight: Annotated[float, Field(ge=0.0)] = 0.5  # α
-    joint_every: Positive = 5  # a tokenizer step every n encoder steps
-
-
-class RuntimeConfig(Section):
-    """How a run is executed; none of these changes what is computed beyond floating-point detail."""
-
-    device: str = "auto"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on GPUs that have it, fp32 elsewhere
-    threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0 leaves torch's choice
-    deterministic: bool = False
-    checkpoint_activations: bool = False
-    checkpoint_every: Positive = 500  # steps
-    keep: Positive = 2  # checkpoints inside a phase; ends of phases are always kept
-    log_every: Positive = 10  # steps between rows of metrics.jsonl
-    stop_after_skips: Positive = 5  # non-finite steps in a row that end the run
-
-
-class ProbeConfig(Section):
-    """Linear probe after every encoder phase and for `bridle probe`."""
-
-    enabled: bool = True
-    pool: Literal["mean", "axis", "class", "attentive"] = "mean"
-    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
-    items: Positive | None = None  # at most so many train and test items; None uses all
-
-
-class FinetuneConfig(PhaseConfig):
-    """`bridle finetune`: the encoder and a linear head learn from labels."""
-
-    epochs: Annotated[float, Field(gt=0.0)] | None = 30.0
-    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = 3.0
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
-    betas: tuple[Share, Share] = (0.9, 0.999)
-    loss: Literal["auto", "ce", "bce"] = "auto"  # auto: bce where items have several labels, else ce
-    label_smoothing: Share = 0.0
-    pool: Literal["mean", "axis", "class"] = "mean"
-    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, as for the probe
-    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75  # learning rate of each block relative to the next
-    drop_path: Share = 0.1
-    mask: MaskConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
-    weight_ema: Share = 0.0  # decay of a running mean of the weights that is scored instead; 0 is off
-    sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
-    items: Positive | None = None  # at most so many train and test items; None uses all
-    from_scratch: bool = False  # start from the untrained encoder: the baseline of what pretraining gives
-    augment: AugmentConfig = AugmentConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_defaults(cls, values: Any) -> Any:
-        """A length given in steps replaces the default one in epochs."""
-        if isinstance(values, dict):
-            for steps, epochs in (("steps", "epochs"), ("warmup_steps", "warmup_epochs")):
-                if values.get(steps) is not None and epochs not in values:
-                    values = {**values, epochs: None}
-        return values
 
 
 class Config(Section):
@@ -265,7 +167,7 @@ class Config(Section):
     mask: MaskConfig = MaskConfig()
     loss: LossConfig = LossConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    encoder_phase: PhaseConfig
+    encoder_phase: EncoderPhaseConfig
     tokenizer_phase: PhaseConfig
     runtime: RuntimeConfig = RuntimeConfig()
     probe: ProbeConfig = ProbeConfig()
@@ -282,11 +184,26 @@ class Config(Section):
         self._check_mask(geometry, self.mask, "mask")
         if self.finetune.mask is not None:
             self._check_mask(geometry, self.finetune.mask, "finetune.mask")
+        self._check_target()
         for key in ("mean", "std"):
             values = getattr(self.data, key)
             if values is not None and len(values) not in (1, geometry.channels):
                 raise ValueError(f"data.{key}: {len(values)} values for {geometry.channels} channels; give 1 or all")
         return self
+
+    def _check_target(self) -> None:
+        weights, M = self.loss.stage_weights, self.quantizer.codebooks
+        if weights is not None and (len(weights) != M or sum(weights) == 0):
+            raise ValueError(f"loss.stage_weights: {list(weights)}; give {M} weights, one per codebook, not all 0")
+        if self.schedule.mode == "joint":
+            if self.loss.target == "patches":
+                raise ValueError("loss.target: 'patches' has no tokenizer to train; use schedule.mode=interleaved")
+            if self.schedule.tokenizer == "keep":
+                raise ValueError("schedule.tokenizer: 'keep' trains no tokenizer; use schedule.mode=interleaved")
+            if self.encoder_phase.masks > 1:
+                raise ValueError(
+                    "encoder_phase.masks: in joint training codes change with every step and cannot be reused; use 1"
+                )
 
     def _check_trunks(self) -> None:
         for name in ("encoder", "decoder", "estimator"):

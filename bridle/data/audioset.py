@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from bridle.data.folders import Lazy, Listing, walk
 from bridle.data.manifest import Row, read_table, span_of
-from bridle.data.rows import WHOLE, DataListing, Numbering, Span, Table
+from bridle.data.member import Place
+from bridle.data.rows import WHOLE, DataListing, Line, Numbering, Span, Table
 from bridle.data.waveform import open_track
 from bridle.errors import ConfigError, DataError, quoted
 
@@ -66,7 +67,7 @@ class Clip(NamedTuple):
     name: str | None  # path below ROOT; None if the clip is not on disk
     labels: tuple[str, ...]  # display names
     span: Span  # where the segment is, if the file should be the whole video
-    where: str
+    where: Line
 
 
 class ClassFile(NamedTuple):
@@ -120,7 +121,7 @@ def with_lengths(listing: Listing) -> Listing:
 class ClipSpans(Lazy[Span]):
     """The listed segment where a file is the whole video; all of a file that is the segment already."""
 
-    def __init__(self, paths: Sequence[Path], listed: Sequence[Span]) -> None:
+    def __init__(self, paths: Sequence[Place], listed: Sequence[Span]) -> None:
         self.paths, self.listed = paths, listed
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from bridle.data.image import ImageReader, open_images
 from bridle.data.listing import DataListing, find_data, tell_layout
 from bridle.data.loader import load_sound
 from bridle.data.recordings import RecordingReader, open_recordings
-from bridle.data.shards import ShardSplits, find_shards
+from bridle.data.shards import find_shards
 from bridle.data.signal import SignalReader, open_signals
 from bridle.data.sources import Reader, Source, Splits
 from bridle.data.video import VideoReader, open_videos
@@ -51,6 +51,8 @@ def open_reader(config: Config) -> Reader:
             return ImageReader(geometry=geometry)
         case "signals":
             return SignalReader(geometry=geometry)
+        case "digits":
+            return demo.DigitReader(geometry=geometry)
         case source:
             raise UsageError(
                 f"a model trained on {source!r} knows no kind of file; give arrays to its tokenize or encode instead."
@@ -73,11 +75,11 @@ def _own_files(config: Config) -> Splits:
             raise ConfigError("data.root: signals are read from a folder; give data.root=PATH.")
         return open_signals(data.root, geometry=geometry)
     if data.source == "images":
-        found = find_images(data)
+        found = find_samples(data, ImageReader.extensions)
         return open_images(found=found, geometry=geometry, augment=config.augment, cache_mb=data.cache_mb)
     if data.source == "audio":
         return open_recordings(
-            found=_find(data, RecordingReader.extensions),
+            found=find_samples(data, RecordingReader.extensions),
             geometry=geometry,
             front=_front(config),
             augment=config.augment,
@@ -85,7 +87,7 @@ def _own_files(config: Config) -> Splits:
             cache_mb=data.cache_mb,
         )
     return open_videos(
-        found=_find(data, VideoReader.extensions),
+        found=find_samples(data, VideoReader.extensions),
         geometry=geometry,
         stride=video.stride,
         short_side=video.short_side,
@@ -110,16 +112,12 @@ def _front(config: Config) -> LogMel:
     )
 
 
-def find_images(data: DataConfig) -> DataListing | ShardSplits:
-    """The pictures of a folder, a list or tar shards."""
+def find_samples(data: DataConfig, extensions: Sequence[str]) -> DataListing:
+    """The files of a folder or a list, or the members of tar shards."""
     if data.root is not None and data.manifest is None and data.layout in ("auto", "shards"):
         root = existing_folder(data.root)
         if data.layout == "shards" or tell_layout(root) == "shards":
-            return find_shards(root, extensions=ImageReader.extensions)
-    return _find(data, ImageReader.extensions)
-
-
-def _find(data: DataConfig, extensions: Sequence[str]) -> DataListing:
+            return find_shards(root, extensions=extensions, test_fold=data.test_fold)
     return find_data(
         root=data.root,
         manifest=data.manifest,

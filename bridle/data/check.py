@@ -21,6 +21,8 @@ import numpy as np
 from bridle.data.folders import PathList, printable, walk
 from bridle.data.inspection import KINDS, UNUSABLE, Facts, Finding, inspect_file, kind_of
 from bridle.data.listing import find_data
+from bridle.data.manifest import manifest_rows
+from bridle.data.watch import watched
 from bridle.data.workers import in_order
 from bridle.errors import DataError, UsageError, quoted
 
@@ -80,12 +82,15 @@ def check_folder(
     out: Path | None = None,
     tell: Tell | None = None,
 ) -> Report:
-    """Check every media file below `path`, or listed in the manifest `path`; without `rate` the commonest is right."""
+    """Check every media file below `path`, or listed in the manifest `path`; without `rate` the commonest is right.
+
+    At least one worker: a file that makes its decoder crash is a finding, and not the end.
+    """
     paths = find_media(path, kind=kind)
-    look = partial(inspect_at, paths, kind=kind, shortest=shortest, frames=frames)
+    look = partial(inspect_at, paths, kind=kind, other=commonest_kind(paths, kind), shortest=shortest, frames=frames)
     tally = Tally(paths)
     with rows_to(out) as write:
-        for index, facts in enumerate(in_order(look, range(len(paths)), workers=workers)):
+        for index, facts in enumerate(in_order(look, range(len(paths)), workers=max(1, workers))):
             for finding in tally.add(index, facts):
                 write(row(paths[index], finding))
             if tell is not None:
@@ -101,14 +106,7 @@ def find_media(path: Path, *, kind: str = "auto") -> Sequence[Path]:
     """The files to check: below a folder, in a manifest, or the one file itself; each once."""
     wanted = media_endings(kind)
     if path.is_file() and path.suffix.lower() in MANIFESTS:
-        listed = find_data(root=None, manifest=str(path), layout="auto", extensions=wanted)
-        both = [listed.train.paths, *([] if listed.test is None else [listed.test.paths])]
-        named = list(dict.fromkeys(file for paths in both for file in paths))
-        media = [file for file in named if kind_of(file, kind) is not None]
-        if not media:
-            what = "media" if kind == "auto" else kind
-            raise DataError(f"no {what} files in {quoted(path)} ({len(named)} files of other kinds).")
-        return media
+        return listed_media(path, kind)
     if path.is_file():
         if kind_of(path, kind) is None:
             raise UsageError(f"{quoted(path)} is neither a manifest ({' '.join(MANIFESTS)}) nor a media file.")
@@ -123,6 +121,25 @@ def find_media(path: Path, *, kind: str = "auto") -> Sequence[Path]:
     return PathList(path, sorted(names))
 
 
+def listed_media(manifest: Path, kind: str) -> Sequence[Path]:
+    """The files of a manifest, whatever their split; those whose ending says nothing are taken for the wanted kind."""
+    find_data(root=None, manifest=str(manifest), layout="auto", extensions=())  # are its rows sound?
+    named = dict.fromkeys(str(values["path"]).strip() for values, _ in manifest_rows(manifest))
+    kinds = {name: kind_of(Path(name)) for name in named}
+    media = [name for name in named if kinds[name] is None or kind_of(Path(name), kind) is not None]
+    if not any(kinds[name] for name in media):
+        what = "media" if kind == "auto" else kind
+        raise DataError(f"no {what} files in {quoted(manifest)} ({len(named)} files of other kinds).")
+    return [manifest.parent / name for name in media]
+
+
+def commonest_kind(paths: Sequence[Path], kind: str) -> str:
+    """What a file is taken for whose ending does not tell."""
+    if kind != "auto":
+        return kind
+    return Counter(own for path in paths[:1000] if (own := kind_of(path)) is not None).most_common(1)[0][0]
+
+
 def media_endings(kind: str) -> tuple[str, ...]:
     """Name endings of a kind of files; sound may also be the sound of videos."""
     if kind == "auto":
@@ -132,10 +149,15 @@ def media_endings(kind: str) -> tuple[str, ...]:
     return KINDS[kind] + (KINDS["video"] if kind == "audio" else ())
 
 
-def inspect_at(paths: Sequence[Path], index: int, *, kind: str, shortest: float, frames: int) -> Facts:
+def inspect_at(paths: Sequence[Path], index: int, *, kind: str, other: str, shortest: float, frames: int) -> Facts:
     """File number `index`, in a worker."""
     path = paths[index]
-    return inspect_file(path, kind=kind_of(path, kind) or "audio", shortest=shortest, frames=frames)
+    own = kind_of(path, kind) or other
+    try:
+        with watched(path):
+            return inspect_file(path, kind=own, shortest=shortest, frames=frames)
+    except DataError as error:  # it made a worker crash, or hang
+        return Facts(own).found("undecodable", str(error).removeprefix(f"{quoted(path)} ").rstrip("."))
 
 
 class Tally:

@@ -6,6 +6,7 @@ Shapes: digits (1, 16, 16); moving digits (1, 8, 24, 24): frames, height, width;
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from math import pi
 from typing import NamedTuple
@@ -14,11 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from bridle.data.audio import LogMel
+from bridle.data.image import ImageReader
+from bridle.data.member import Place
 from bridle.data.memory import TensorSource
-from bridle.data.sources import Splits
+from bridle.data.sources import Splits, Window
 from bridle.data.synth import KINDS, RATE, make_sounds
+from bridle.errors import ConfigError
+from bridle.geometry import Geometry
 from bridle.seeding import generator
 
+POINTS = 8  # height and width of a scanned digit
 DIGITS_TEST = 360  # of 1797 images; 1437 stay for training
 SHIFT = 2  # pixels by which augmentation moves a digit, of 16
 
@@ -45,8 +51,7 @@ def digit_pictures() -> dict[str, Pictures]:
 
     loaded = load_digits()
     label = torch.from_numpy(loaded.target).long()
-    x = torch.from_numpy(loaded.images).float()[:, None] / 16  # (N, 1, 8, 8)
-    x = nn.functional.interpolate(x, scale_factor=2, mode="bicubic", align_corners=False).clamp(0, 1)[:, 0]
+    x = enlarge(torch.from_numpy(loaded.images).float()[:, None] / 16)[:, 0]  # (N, 8, 8) -> (N, 16, 16)
     # Each image's place within its class, as a share of the class: the lowest 20 % of all are 20 % of every class.
     lot = torch.rand(len(x), generator=generator("digits", "split"))
     place = torch.empty(len(x), dtype=torch.float64)
@@ -56,6 +61,34 @@ def digit_pictures() -> dict[str, Pictures]:
     ranked = torch.argsort(place, stable=True)
     test, train = ranked[:DIGITS_TEST].sort().values, ranked[DIGITS_TEST:].sort().values
     return {name: Pictures(x[part], label[part]) for name, part in (("train", train), ("test", test))}
+
+
+def enlarge(x: Tensor) -> Tensor:
+    """Digits of 8×8 points (N, 1, 8, 8) in [0, 1] as the data set shows them: (N, 1, 16, 16)."""
+    return nn.functional.interpolate(x, scale_factor=2, mode="bicubic", align_corners=False).clamp(0, 1)
+
+
+class DigitReader:
+    """A picture of one digit, of any size, as the embedded digits are: 8×8 points enlarged to 16×16, light on dark.
+
+    Dark ink on light paper is turned into its negative; which of the two it is, the picture's border tells.
+    """
+
+    extensions = ImageReader.extensions
+    frame_seconds = None
+    timed = False
+
+    def __init__(self, *, geometry: Geometry) -> None:
+        if geometry.shape != (1, 2 * POINTS, 2 * POINTS):
+            raise ConfigError(f"geometry.input {list(geometry.input)} is not that of the embedded digits, [16, 16].")
+        self.points = ImageReader(geometry=Geometry(1, (POINTS, POINTS), (1, 1)))
+
+    def windows(self, path: Place) -> Iterator[Window]:
+        """The one window of a picture."""
+        for window in self.points.windows(path):
+            x = window.x  # (1, 8, 8) in [0, 1]
+            border = torch.cat([x[0, 0], x[0, -1], x[0, 1:-1, 0], x[0, 1:-1, -1]])
+            yield window._replace(x=enlarge((1 - x if border.median() > 0.5 else x)[None])[0])
 
 
 @lru_cache(maxsize=1)

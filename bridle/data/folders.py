@@ -15,10 +15,14 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
+from bridle.data.columns import Numbers
 from bridle.data.sources import Labels
 from bridle.errors import DataError, UsageError, quoted
+
+if TYPE_CHECKING:
+    from bridle.data.member import Place
 
 Item = TypeVar("Item")
 
@@ -44,13 +48,21 @@ class PathList(Lazy[Path]):
 
     def __init__(self, root: Path, names: Iterable[str] = ()) -> None:
         self.root = root
-        self.ends = array("q", [0])
-        self.buffer = bytearray()
+        self.ends: Numbers = array("q", [0])
+        self.buffer: bytearray | Numbers = bytearray()
         for name in names:
             self.append(name)
 
+    @classmethod
+    def packed(cls, root: Path, *, buffer: Numbers, ends: Numbers) -> PathList:
+        """Of names that lie in a buffer already; name i ends where name i + 1 begins."""
+        paths = cls(root)
+        paths.buffer, paths.ends = buffer, ends
+        return paths
+
     def append(self, name: str) -> None:
         """Add a path relative to the root, or an absolute one."""
+        assert isinstance(self.buffer, bytearray) and isinstance(self.ends, array)  # a finished index does not grow
         self.buffer += os.fsencode(name)
         self.ends.append(len(self.buffer))
 
@@ -64,7 +76,7 @@ class PathList(Lazy[Path]):
 class Listing(NamedTuple):
     """The files of one split."""
 
-    paths: PathList
+    paths: Sequence[Place]
     labels: Labels | None  # positions in the classes, None where unlabelled
     spans: Sequence[tuple[float, float | None]] | None = None  # start and end in seconds; None: whole files
 
@@ -131,7 +143,8 @@ def split(train: Found, test: Found | None) -> FolderSplits:
         )
 
     def listing(found: Found) -> Listing:
-        return Listing(PathList(found.folder, found.names), [number[name] for name in found.class_names()])
+        labels = array("i", (number[name] for name in found.class_names()))
+        return Listing(PathList(found.folder, found.names), labels)
 
     return FolderSplits(listing(train), None if test is None else listing(test), classes, tuple(notes))
 
@@ -178,6 +191,6 @@ def walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], s
     return others
 
 
-def printable(path: Path) -> str:
+def printable(path: Place) -> str:
     """The path as text that every file and terminal can take, also where a name is not valid UTF-8."""
     return str(path).encode("utf-8", "backslashreplace").decode()

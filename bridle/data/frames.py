@@ -33,6 +33,8 @@ OPTIONS = {
     "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,avi,matroska,webm,gif",
     "protocol_whitelist": "file",
 }
+PART = "subfile,,"  # begins FFmpeg's address of bytes inside a file; paths are absolute and never begin so
+INSIDE = {**OPTIONS, "protocol_whitelist": "file,subfile"}
 LARGEST_FRAME = 8192 * 8192  # pixels
 MOST_FRAMES = 10_000_000  # a day at 100 frames a second
 NARROWEST = 32  # long side : short side
@@ -122,17 +124,25 @@ def start_of(frames: int, *, place: float, length: int, stride: int) -> int:
     return min(int(place * (spare + 1)), spare)
 
 
-def windows(path: str, *, length: int, stride: int, **look: Any) -> Iterator[Answer]:
-    """All of a file, every `stride`-th frame, `length` frames at a time. Facts: `seconds`, the times of these."""
+def windows(
+    path: str, *, length: int, stride: int, span: tuple[float, float | None] = (0.0, None), **look: Any
+) -> Iterator[Answer]:
+    """Every `stride`-th frame of a span, `length` at a time. Facts: `seconds`, the times of these in the file."""
     shape, paint = Look(**look), None
+    start, end = span
     with opened(path) as (container, stream):
         kept: list[Pictures] = []
         seconds: list[float] = []
-        begin = 0.0
+        begin, before = 0.0, 0  # time of the first frame, frames before the span
         for number, frame in enumerate(decoded(container, stream)):
             time = frame_seconds(frame, number, stream)
             begin = time if number == 0 else begin
-            if number % stride:
+            if time - begin < start - 1e-6:
+                before = number + 1
+                continue
+            if end is not None and time - begin >= end - 1e-6:
+                break
+            if (number - before) % stride:
                 continue
             paint = paint or Paint(frame, shape)
             seconds.append(time - begin)
@@ -155,7 +165,7 @@ def frame_seconds(frame: VideoFrame, number: int, stream: VideoStream) -> float:
 @contextmanager
 def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
     """The file and its first stream of pictures."""
-    if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for somebody to write into it
+    if not stat.S_ISREG(os.stat(file_of(path)).st_mode):  # opening a pipe would wait for somebody to write into it
         raise ValueError("it is a folder" if os.path.isdir(path) else "it is not a regular file")
     with open_container(path) as container:
         videos = [stream for stream in container.streams.video if "attached_pic" not in str(stream.disposition)]
@@ -172,9 +182,14 @@ def opened(path: str) -> Iterator[tuple[InputContainer, VideoStream]]:
         yield container, videos[0]
 
 
+def file_of(path: str) -> str:
+    """The file that a path names, or that an address leads into."""
+    return path.partition(",,:")[2] if path.startswith(PART) else path
+
+
 def open_container(path: str) -> InputContainer:
     try:
-        return av.open(path, options=OPTIONS, metadata_errors="replace")
+        return av.open(path, options=INSIDE if path.startswith(PART) else OPTIONS, metadata_errors="replace")
     except (av.error.InvalidDataError, av.error.ArgumentError) as error:
         raise ValueError(
             "it is not an MP4, MOV, AVI, Matroska, WebM or GIF file, or its beginning is damaged"
@@ -196,7 +211,7 @@ def find_times(path: str) -> Times:
 
 
 def identity(path: str) -> tuple[str, int, int]:
-    status = os.stat(path)
+    status = os.stat(file_of(path))
     return path, status.st_mtime_ns, status.st_size
 
 

@@ -27,9 +27,11 @@ from bridle.config.schema import AugmentConfig
 from bridle.data.augment import erase, randaugment
 from bridle.data.cache import ItemCache
 from bridle.data.folders import printable
+from bridle.data.keeper import kept
+from bridle.data.member import Place
 from bridle.data.rows import DataListing
-from bridle.data.shards import Member, ShardSplits
 from bridle.data.sources import Labels, Sample, Splits, Window, class_shares
+from bridle.data.watch import watched
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -60,10 +62,12 @@ Choose = Callable[[tuple[int, int]], Box]  # upright (width, height) -> the part
 class Images:
     """Pictures as samples (C, H, W), each in a file of its own or inside a tar file."""
 
+    from_files = True
+
     def __init__(
         self,
         *,
-        paths: Sequence[Path | Member],
+        paths: Sequence[Place],
         labels: Labels | None,
         classes: Sequence[str] | None,
         channels: int,
@@ -81,6 +85,7 @@ class Images:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
             return Sample(x=self._part(index, partial(centre_box, size=self.size)), label=self._label(index))
@@ -97,7 +102,7 @@ class Images:
         return Sample(x=x, label=self._label(index))
 
     def describe(self, index: int) -> str:
-        return printable(place(self.paths[index]))
+        return printable(self.paths[index])
 
     def _label(self, index: int) -> int | Tensor | None:
         if self.labels is None:
@@ -115,7 +120,7 @@ class Images:
 
 
 def open_images(
-    *, found: DataListing | ShardSplits, geometry: Geometry, augment: AugmentConfig | None = None, cache_mb: int = 0
+    *, found: DataListing, geometry: Geometry, augment: AugmentConfig | None = None, cache_mb: int = 0
 ) -> Splits:
     """The pictures that were found, as train and test."""
     if geometry.rank != 2:
@@ -138,18 +143,18 @@ def open_images(
     return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
 
 
-def read_image(path: Path, *, channels: int, size: tuple[int, int]) -> Tensor:
+def read_image(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
     """The centre of one picture as (C, H, W) in [0, 1]."""
     return read_part(path, partial(centre_box, size=size), channels=channels, size=size)
 
 
-def read_part(path: Path | Member, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+def read_part(path: Place, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
     """The part of a picture that `choose` names for its upright (width, height), as (C, H, W) in [0, 1]."""
     with opened(path) as image:
         return cut_out(image, choose, channels=channels, size=size)
 
 
-def read_pixels(path: Path | Member, *, channels: int, size: tuple[int, int]) -> Tensor:
+def read_pixels(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
     """All pixels of an upright picture, to be kept; none of a JPEG that `cut_out` might decode at a reduced size.
 
     So a sample does not show whether its picture was kept.
@@ -163,12 +168,12 @@ def read_pixels(path: Path | Member, *, channels: int, size: tuple[int, int]) ->
 
 
 @contextmanager
-def opened(path: Path | Member) -> Iterator[Image.Image]:
+def opened(path: Place) -> Iterator[Image.Image]:
     """A picture with its header read; whatever its decoder says inside the block becomes a DataError."""
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
+        with watched(path), warnings.catch_warnings():
             # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
             # refusal is enough.
             warnings.simplefilter("ignore")
@@ -179,12 +184,7 @@ def opened(path: Path | Member) -> Iterator[Image.Image]:
     except DataError:
         raise
     except Exception as error:  # decoders meet damaged files with errors of every type
-        raise DataError(f"{quoted(place(path))} cannot be read as an image: {reason(error)}.") from error
-
-
-def place(path: Path | Member) -> Path:
-    """Where a picture is, for messages."""
-    return path if isinstance(path, Path) else path.place
+        raise DataError(f"{quoted(path)} cannot be read as an image: {reason(error)}.") from error
 
 
 def cut_out(image: Image.Image, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
@@ -304,6 +304,6 @@ class ImageReader:
             raise ConfigError(f"geometry.channels is {geometry.channels}; images have 1 channel (grey) or 3 (RGB).")
         self.channels, self.size = geometry.channels, (geometry.input[0], geometry.input[1])
 
-    def windows(self, path: Path) -> Iterator[Window]:
+    def windows(self, path: Place) -> Iterator[Window]:
         """The one window of a picture."""
         yield Window(read_image(path, channels=self.channels, size=self.size), None, 0)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from bridle.data.image import EXTENSIONS as IMAGE_EXTENSIONS
 from bridle.data.image import FORMATS as IMAGE_FORMATS
 from bridle.data.video import EXTENSIONS as VIDEO_EXTENSIONS
+from bridle.data.watch import renew
 from bridle.data.waveform import EXTENSIONS as SOUND_EXTENSIONS
 from bridle.data.waveform import SLACK, SoundTrack, Track, open_track
 from bridle.errors import DataError, quoted
@@ -159,6 +160,7 @@ def channel_blocks(track: Track) -> Iterator[NDArray[np.float32]]:
         return
     track.sound.seek(0)  # opening it may have looked at the end
     while len(block := track.sound.read(BLOCK, dtype="float32", always_2d=True)):
+        renew()
         yield block
 
 
@@ -200,6 +202,7 @@ def inspect_video(path: Path, *, frames: int, shortest: float) -> Facts:
     with opened(str(path)) as (container, stream):
         try:
             for frame in container.decode(stream):
+                renew()
                 count, size = count + 1, (frame.width, frame.height)
                 if count == frames:
                     break

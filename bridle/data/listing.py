@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from bridle.data.audioset import find_audioset, has_audioset
 from bridle.data.folders import Listing, existing_folder, find_splits
-from bridle.data.manifest import read_manifest, read_table, text_lines
-from bridle.data.rows import DataListing, Numbering, Table, is_count, read_label_file
+from bridle.data.index import FORMAT, digest, indexed, state_of
+from bridle.data.manifest import LARGE, index_places, read_manifest, read_table, text_lines
+from bridle.data.rows import DataListing, Line, Numbering, Table, is_count, read_label_file
 from bridle.errors import ConfigError, DataError, quoted
 
 __all__ = ["DataListing", "Listing", "find_data", "tell_layout"]
@@ -77,22 +79,32 @@ def find_lists(root: Path, *, extensions: Sequence[str]) -> DataListing:
     if not (root / "train.csv").is_file():
         raise DataError(f"{quoted(root)} has no train.csv; each line of it should be a path and its class.")
     held_out = next((name for name in ("test", "val") if (root / f"{name}.csv").is_file()), None)
-    table = Table(root=root, file=root / "train.csv", numbering=read_label_file(root))
-    for split in ("train", held_out):
-        if split is None:
-            continue
+    splits = ["train"] if held_out is None else ["train", held_out]
+    files = [root / f"{split}.csv" for split in splits]
+    build = partial(parse_lists, root, splits, extensions)
+    if sum(file.stat().st_size for file in files) < LARGE:
+        return build(None)
+    states = [state_of(file) for file in (*files, root / "classes.txt")]
+    key = digest([FORMAT, "lists", states, sorted(extensions)])
+    return indexed(places=index_places(files[0]), key=key, root=root, build=build)
+
+
+def parse_lists(root: Path, splits: Sequence[str], extensions: Sequence[str], folder: Path | None) -> DataListing:
+    """Read every line; columns go to `folder`, or stay in memory."""
+    table = Table(root=root, file=root / "train.csv", numbering=read_label_file(root), folder=folder)
+    for split in splits:
         for name, label, where in list_rows(root / f"{split}.csv", extensions):
             table.add(name, labels=None if label is None else [label], split=split, where=where)
     return table.finish()
 
 
-def list_rows(file: Path, extensions: Sequence[str]) -> Iterator[tuple[str, str | None, str]]:
+def list_rows(file: Path, extensions: Sequence[str]) -> Iterator[tuple[str, str | None, Line]]:
     """Path, class (None where the line is only a path) and place of each line."""
     endings = tuple(extension.lower() for extension in extensions)
     for number, line in enumerate(map(str.strip, text_lines(file)), start=1):
         if not line or line.startswith("#") or (number == 1 and re.fullmatch(r"path[,\s]+(label|class)", line.lower())):
             continue
-        where = f"{quoted(file)} line {number}"
+        where = Line(file, number)
         if line.strip("\"'").lower().endswith(endings):
             yield line.strip("\"'"), None, where
             continue

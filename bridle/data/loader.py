@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from bridle import failpoints
+from bridle.data.keeper import at_arms_length
 from bridle.data.order import Order
 from bridle.data.sources import Sample, Source, class_shares
+from bridle.data.watch import watched
 from bridle.data.workers import in_order
 from bridle.errors import BridleError, DataError, UsageError
 from bridle.seeding import generator, mix
@@ -117,7 +120,10 @@ class Maker:
         for attempt in range(1, ATTEMPTS + 1):
             randomness = generator(self.seed, self.phase, draw.step, "augment", position) if draw.augment else None
             try:
-                return index, load_sound(self.source, index, randomness)
+                sample = load_sound(self.source, index, randomness)
+                if not self.strict and is_constant(sample) and is_blank(self.source, index):
+                    raise DataError(f"{self.source.describe(index)} holds the same value everywhere.")
+                return index, sample
             except DataError as error:
                 if self.strict:
                     raise
@@ -149,6 +155,7 @@ class Loader:
         micro_batch: int | None = None,
         pin_memory: bool = False,
         order: SampleOrder | None = None,  # None: every sample once an epoch
+        repeats: int = 1,  # steps for which a batch stays
     ) -> None:
         if batch < 1 or batch % world_size:
             raise UsageError(
@@ -159,6 +166,7 @@ class Loader:
             raise UsageError(f"micro_batch is {micro_batch}; expected at least 1.")
         self.source, self.batch, self.workers, self.augment = source, batch, workers, augment
         self.rank, self.world_size, self.pin_memory = rank, world_size, pin_memory
+        self.repeats = repeats
         self.micro_batch = min(micro_batch or batch, batch // world_size)
         mean, std = moments_tensors(mean, std)
         self.maker = Maker(
@@ -172,14 +180,20 @@ class Loader:
         )
 
     def steps(self, start: int, stop: int) -> Iterator[list[Batch]]:
-        """For each optimizer step in [start, stop) the micro-batches of this rank, in row order."""
-        draws = (draw for step in range(start, stop) for draw in self.draws(step))
+        """For each optimizer step in [start, stop) the micro-batches of this rank, in row order.
+
+        With `repeats` r, steps n·r to n·r + r − 1 get the n-th batch; it is made once.
+        """
+        turns = range(start // self.repeats, -(-stop // self.repeats))
+        draws = (draw for turn in turns for draw in self.draws(turn))
         batches = made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
-        for step in range(start, stop):
-            yield [next(batches) for _ in self.draws(step)]
+        for turn in turns:
+            found = [next(batches) for _ in self.draws(turn)]
+            for _ in range(max(start, turn * self.repeats), min(stop, (turn + 1) * self.repeats)):
+                yield found
 
     def draws(self, step: int) -> list[Draw]:
-        """This rank's rows of the global batch of `step`, cut into micro-batches."""
+        """This rank's rows of the `step`-th global batch, cut into micro-batches."""
         share = self.batch // self.world_size
         begin, end = self.rank * share, (self.rank + 1) * share
         first = step * self.batch
@@ -208,11 +222,18 @@ def sequential(
     std: Tensor | Sequence[float],
     workers: int = 0,
     pin_memory: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Iterator[Batch]:
-    """Every sample exactly once, in index order, un-augmented; a bad one raises DataError: evaluation must be whole."""
+    """Every sample exactly once, in index order, un-augmented; a bad one raises DataError: evaluation must be whole.
+
+    Of several ranks each gets whole batches, so that ranks in order, their rows joined, are the samples in order.
+    """
     means, stds = moments_tensors(mean, std)
     maker = Maker(source=source, seed=0, phase="sequential", mean=means, std=stds, order=None, strict=True)
-    draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in cuts(0, len(source), batch))
+    every = cuts(0, len(source), batch)
+    begin, end = (len(every) * r // world_size for r in (rank, rank + 1))
+    draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in every[begin:end])
     yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
 
 
@@ -301,13 +322,37 @@ def cuts(start: int, stop: int, size: int) -> list[slice]:
 
 def load_sound(source: Source, index: int, randomness: torch.Generator | None) -> Sample:
     """Sample `index`; DataError if it cannot be read or holds a number that is not finite."""
+    name = source.describe(index)
     try:
-        sample = source.load(index, randomness)
+        with watched(name), at_arms_length():
+            failpoints.hit("sample.load")
+            sample = source.load(index, randomness)
     except OSError as error:
-        raise DataError(f"{source.describe(index)} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no error of its own
+            raise
+        raise DataError(f"{name} cannot be read: it needs more memory than a file may take.") from error
     if not torch.isfinite(sample.x).all():
         raise DataError(f"{source.describe(index)} holds numbers that are not finite (NaN or infinity).")
     return sample
+
+
+def is_constant(sample: Sample) -> bool:
+    """Is every value of the sample the same?"""
+    low, high = sample.x.aminmax()
+    return bool(low == high)
+
+
+def is_blank(source: Source, index: int) -> bool:
+    """Is there nothing in a file's sample, although it can be read? A random cut may show an empty part of a good file,
+    so that the un-augmented sample decides. What does not come from files is its owner's business."""
+    owner: Any = source
+    while not getattr(owner, "from_files", False):
+        if not hasattr(owner, "source"):
+            return False
+        owner = owner.source
+    return is_constant(load_sound(source, index, None))
 
 
 def normalise(x: Tensor, *, mean: Tensor, std: Tensor) -> Tensor:

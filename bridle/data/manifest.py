@@ -5,6 +5,8 @@ Columns (keys of a record): `path`, relative to the manifest's folder or to data
 test or val); `fold` (a whole number). Other columns are left aside. A file `classes.txt` beside the manifest fixes the
 classes and their order; without it they are the labels seen, sorted.
 
+A long list is read once: its rows are kept in an index beside it (see `index`), which workers map into memory.
+
 A listed file that does not exist is not an error here: it is reported when it is loaded, like any other bad file.
 """
 
@@ -14,15 +16,18 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from bridle.data.rows import DataListing, Span, Table, is_count, read_label_file
+from bridle.data.index import FORMAT, cache_place, digest, indexed, state_of
+from bridle.data.rows import WHOLE, DataListing, Line, Span, Table, Where, is_count, read_label_file
 from bridle.errors import DataError, UsageError, quoted
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 RECORDS = (".jsonl", ".ndjson")
+LARGE = 4 * 2**20  # bytes of a list from which on it is indexed
 SPLITS = {
     **dict.fromkeys(("", "train", "training"), "train"),
     **dict.fromkeys(("test", "eval", "evaluation"), "test"),
@@ -34,14 +39,14 @@ class Row(NamedTuple):
     """One row of a table of text."""
 
     values: dict[str, str]
-    where: str  # file and line, for messages
+    where: Line
 
 
 class Record(NamedTuple):
     """One row of a manifest; values are text, or what JSON holds."""
 
     values: Mapping[str, object]
-    where: str
+    where: Line
 
 
 def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None) -> DataListing:
@@ -53,20 +58,41 @@ def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None
         raise UsageError(
             f"data.manifest {quoted(file)} does not exist or is not a file; set data.manifest to your list."
         )
-    records: Iterator[Record] | Iterator[Row]
-    records = json_records(file) if kind in RECORDS else read_table(file, required=("path",))
-    table: Table | None = None
-    for record in records:
-        if table is None:
-            several = "labels" in record.values
-            numbering = read_label_file(file.parent)
-            table = Table(
-                root=base or file.parent, file=file, numbering=numbering, several=several, test_fold=test_fold
-            )
+    root = base or file.parent
+    build = partial(parse_manifest, file, root, test_fold)
+    if file.stat().st_size < LARGE:
+        return build(None)
+    key = digest([FORMAT, "manifest", state_of(file), state_of(file.parent / "classes.txt"), test_fold])
+    return indexed(places=index_places(file), key=key, root=root, build=build)
+
+
+def index_places(file: Path) -> list[Path]:
+    """Where the index of a long list may lie: beside it, or in the cache."""
+    return [file.with_name(f".{file.name}.index"), cache_place(file)]
+
+
+def parse_manifest(file: Path, root: Path, test_fold: int | None, folder: Path | None) -> DataListing:
+    """Read every row; columns go to `folder`, or stay in memory."""
+    numbering = read_label_file(file.parent)
+    table = Table(root=root, file=file, numbering=numbering, test_fold=test_fold, folder=folder)
+    told = False  # by a row that has a label whether there may be several
+    empty = True
+    for record in manifest_rows(file):
+        empty = False
+        if not told and ("label" in record.values or "labels" in record.values):
+            table.several, told = "labels" in record.values, True
         add_record(table, record)
-    if table is None:
+    if empty:
         raise DataError(f"{quoted(file)} lists no files; expected a header and one row for each file.")
     return table.finish()
+
+
+def manifest_rows(file: Path) -> Iterator[Record | Row]:
+    """The rows of a manifest as they are written."""
+    if file.suffix.lower() in RECORDS:
+        yield from json_records(file)
+    else:
+        yield from read_table(file, required=("path",))
 
 
 def add_record(table: Table, record: Record | Row) -> None:
@@ -88,11 +114,14 @@ def add_record(table: Table, record: Record | Row) -> None:
     )
 
 
-def labels_of(values: Mapping[str, object], *, several: bool, where: str) -> Sequence[str] | None:
+def labels_of(values: Mapping[str, object], *, several: bool, where: Where) -> Sequence[str] | None:
     """The names of a row's classes, None if it is unlabelled."""
     given = values.get("labels" if several else "label")
+    if "labels" in values and "label" in values:
+        raise DataError(f"{where} has 'label' and 'labels'; use one of them in all rows.")
     if ("labels" in values and not several) or ("label" in values and several):
-        raise DataError(f"{where} has 'label' where other rows have 'labels', or both; use one of them in all rows.")
+        own, others = ("label", "labels") if several else ("labels", "label")
+        raise DataError(f"{where} has '{own}', the rows before it have '{others}'; use one of them in all rows.")
     if several:
         return None if given is None else label_names(given, where)
     if given is None or given == "":
@@ -100,7 +129,7 @@ def labels_of(values: Mapping[str, object], *, several: bool, where: str) -> Seq
     return [label_name(given, where)]
 
 
-def label_names(given: object, where: str) -> list[str]:
+def label_names(given: object, where: Where) -> list[str]:
     """Several labels: a list, or text with a JSON list or parts between ; or |."""
     if isinstance(given, str) and given.lstrip().startswith("["):
         try:
@@ -113,21 +142,23 @@ def label_names(given: object, where: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
 
 
-def label_name(given: object, where: str) -> str:
+def label_name(given: object, where: Where) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise DataError(f"{where}: label is {quoted(given)}; expected text or a whole number.")
     return str(given).strip()
 
 
-def span_of(values: Mapping[str, object], where: str) -> Span:
+def span_of(values: Mapping[str, object], where: Where) -> Span:
     """Start and end in seconds."""
+    if "start" not in values and "end" not in values:
+        return WHOLE
     start, end = (seconds_of(values.get(name), name, where) for name in ("start", "end"))
     if end is not None and end <= (start or 0.0):
         raise DataError(f"{where}: end {end:g} is not after start {start or 0.0:g}; both are seconds inside the file.")
     return start or 0.0, end
 
 
-def seconds_of(given: object, name: str, where: str) -> float | None:
+def seconds_of(given: object, name: str, where: Where) -> float | None:
     if given is None or (isinstance(given, str) and not given.strip()):
         return None
     try:
@@ -139,7 +170,7 @@ def seconds_of(given: object, name: str, where: str) -> float | None:
     return seconds
 
 
-def fold_of(values: Mapping[str, object], where: str) -> int | None:
+def fold_of(values: Mapping[str, object], where: Where) -> int | None:
     given = values.get("fold")
     if given is None or given == "":
         return None
@@ -153,7 +184,7 @@ def json_records(file: Path) -> Iterator[Record]:
     for number, line in enumerate(text_lines(file), start=1):
         if not line.strip():
             continue
-        where = f"{quoted(file)} line {number}"
+        where = Line(file, number)
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -179,7 +210,7 @@ def read_table(
             raise DataError(f"{quoted(file)} line {reader.line_num} cannot be read as a table: {error}.") from error
         if not any(fields):
             continue
-        where = f"{quoted(file)} line {reader.line_num}"
+        where = Line(file, reader.line_num)
         if names is None:
             names = [field.strip().lower() for field in fields]
             check_columns(names, required, file)

@@ -45,8 +45,3 @@ class BlendingPart(Part):
 def part_of(source: Source, kept: Sequence[int]) -> Source:
     """The samples `kept` of a source; what the source can do, its part can."""
     return BlendingPart(source, kept) if isinstance(source, Blending) else Part(source, kept)
-
-
-def spread(count: int, limit: int | None) -> list[int]:
-    """At most `limit` of `count` indices, evenly spread."""
-    return list(range(count)) if limit is None or limit >= count else [i * count // limit for i in range(limit)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil, log
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -24,6 +23,8 @@ from bridle.data.audio import FLOOR, LogMel
 from bridle.data.augment import add_noise, change_gain, mask_stripes, roll
 from bridle.data.cache import ItemCache
 from bridle.data.folders import Listing, printable
+from bridle.data.keeper import kept
+from bridle.data.member import Place as FilePlace
 from bridle.data.rows import WHOLE, DataListing
 from bridle.data.sources import Sample, Splits, Window, class_shares, label_of
 from bridle.data.waveform import EXTENSIONS, Part, read_part, stream_waveform
@@ -43,6 +44,8 @@ class LongRecordingError(Exception):
 
 class Recordings:
     """Sound files, or parts of them, as samples (1, frames, mels)."""
+
+    from_files = True
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Recordings:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None or not self.augment.enabled:
             return self._sample(index, self._features(index, centre))
@@ -79,10 +83,12 @@ class Recordings:
             features = self._features(index, place)
         return self._sample(index, self._striped(features, generator))
 
+    @kept
     def load_view(self, index: int, view: int) -> Sample:
         place = centre if self.views == 1 else partial(spread_place, view=view, views=self.views)
         return self._sample(index, self._features(index, place))
 
+    @kept
     def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
         """share·item + (1 − share)·other as waveforms, augmented; a shorter one ends in silence."""
         own, partner = (self._wave(i, random_place(generator), generator) for i in (index, other))
@@ -193,22 +199,26 @@ class RecordingReader:
         self.shape, self.front = Shape(geometry, front), front
         self.frame_seconds: float | None = front.shift / front.sample_rate
 
-    def windows(self, path: Path) -> Iterator[Window]:
+    def windows(self, path: FilePlace) -> Iterator[Window]:
         """All windows of a file, the last one padded; a rest of less than half a patch is left out."""
+        return self.windows_between(path, start=0.0, end=None)
+
+    def windows_between(self, path: FilePlace, *, start: float, end: float | None) -> Iterator[Window]:
+        """The same for a part of a file, in seconds; frames are counted from its beginning."""
         waiting = torch.zeros(0, self.front.mels)
-        start = 0
-        for features in self._features(path):
+        first = 0
+        for features in self._features(path, start, end):
             waiting = torch.cat([waiting, features])
             while len(waiting) >= self.shape.frames:
-                yield self.shape.window(waiting[: self.shape.frames], start, path)
-                waiting, start = waiting[self.shape.frames :], start + self.shape.frames
-        if start == 0 or len(waiting) >= self.shape.fewest:
-            yield self.shape.window(waiting, start, path)
+                yield self.shape.window(waiting[: self.shape.frames], first, path)
+                waiting, first = waiting[self.shape.frames :], first + self.shape.frames
+        if first == 0 or len(waiting) >= self.shape.fewest:
+            yield self.shape.window(waiting, first, path)
 
-    def _features(self, path: Path) -> Iterator[Tensor]:
-        """(n, mels) piece by piece, together the features of the whole file."""
+    def _features(self, path: FilePlace, start: float, end: float | None) -> Iterator[Tensor]:
+        """(n, mels) piece by piece, together the features of the whole part."""
         carried = torch.zeros(0)  # samples that later frames still need
-        for block in stream_waveform(path, rate=self.front.sample_rate):
+        for block in stream_waveform(path, rate=self.front.sample_rate, start=start, end=end):
             wave = torch.cat([carried, block])
             carried = wave[self.front.frames(len(wave)) * self.front.shift :]
             yield self.front(wave)
@@ -236,7 +246,7 @@ class Shape:
         start, _ = self.cut(self.front.frames(len(wave)), place)
         return wave[start * self.front.shift :][: self.samples]
 
-    def window(self, features: Tensor, start: int, path: Path) -> Window:
+    def window(self, features: Tensor, start: int, path: FilePlace) -> Window:
         """(n ≤ frames, mels) as a sample, padded with the floor where it is short."""
         n, patch = len(features), self.geometry.patch[0]
         if n < self.fewest:

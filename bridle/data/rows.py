@@ -1,10 +1,11 @@
 """Rows of a file list on their way into a data set: names, classes, spans and folds, packed.
 
-A row costs its path and some forty bytes, so a million rows fit, and copying them to workers is cheap.
+A row costs its path and some fifty bytes, in memory or, of a long list, in files that are mapped (see `index`).
 """
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Sequence
 from math import isnan, nan
@@ -12,13 +13,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from bridle.data.columns import Growing, Numbers, Reals, renumbered
 from bridle.data.folders import Lazy, Listing, PathList
 from bridle.data.sources import Labels
 from bridle.errors import ConfigError, DataError, quoted
 
+
+class Line(NamedTuple):
+    """A line of a text file; becomes text only when a message needs it."""
+
+    file: Path
+    number: int
+
+    def __str__(self) -> str:
+        return f"{quoted(self.file)} line {self.number}"
+
+
 Span = tuple[float, float | None]  # start and end in seconds; None: to the end
 WHOLE: Span = (0.0, None)
+SPILL_EVERY = 1 << 17  # rows
+Where = str | Line  # what begins a message about a row
 
 
 class DataListing(NamedTuple):
@@ -34,20 +50,20 @@ class DataListing(NamedTuple):
 class Several(Lazy[tuple[int, ...]]):
     """Any number of labels for each row."""
 
-    def __init__(self, values: array[int], ends: array[int]) -> None:
+    def __init__(self, values: Numbers, ends: Numbers) -> None:
         self.values, self.ends = values, ends  # row i has values[ends[i] : ends[i + 1]]
 
     def __len__(self) -> int:
         return len(self.ends) - 1
 
     def row(self, at: int) -> tuple[int, ...]:
-        return tuple(self.values[self.ends[at] : self.ends[at + 1]])
+        return tuple(self.values[self.ends[at] : self.ends[at + 1]].tolist())
 
 
 class Spans(Lazy[Span]):
     """Start and end of each row; an end that is not a number stands for the end of the file."""
 
-    def __init__(self, starts: array[float], ends: array[float]) -> None:
+    def __init__(self, starts: Reals, ends: Reals) -> None:
         self.starts, self.ends = starts, ends
 
     def __len__(self) -> int:
@@ -68,7 +84,7 @@ class Numbering:
         # Where classes are called 1, 2, 3, a label 0 is a mistake and not the first of them.
         self.by_position = not any(is_count(name) for name in self.numbers)
 
-    def number(self, name: str, where: str) -> int:
+    def number(self, name: str, where: Where) -> int:
         """The number of a class; a label file may also be referred to by position, if its names are not numbers."""
         number = self.numbers.get(name)
         if number is not None:
@@ -82,7 +98,7 @@ class Numbering:
             "correct it, or add it there."
         )
 
-    def settled(self) -> tuple[tuple[str, ...], np.ndarray]:
+    def settled(self) -> tuple[tuple[str, ...], NDArray[np.int32]]:
         """All names in their final order, and the final number for each number given so far."""
         if self.names is not None:
             return self.names, np.arange(len(self.names), dtype=np.int32)
@@ -94,62 +110,103 @@ class Numbering:
 
 
 class Rows:
-    """The rows of one split, in columns."""
+    """The rows of one split, in columns; those of long lists go to files in `folder` as they grow."""
 
-    def __init__(self, root: Path) -> None:
-        self.paths = PathList(root)
-        self.values, self.ends = array("i"), array("q", [0])  # labels, see Several
-        self.starts, self.stops = array("d"), array("d")
-        self.folds = array("q")
+    def __init__(self, root: Path, *, split: str = "", folder: Path | None = None) -> None:
+        def column(name: str, typecode: str) -> Growing:
+            return Growing(typecode, None if folder is None else folder / f"{split}.{name}")
+
+        self.root = root
+        self.names, self.ends = column("names", "B"), column("ends", "q")
+        self.values, self.value_ends = column("labels", "i"), column("label_ends", "q")  # see Several
+        self.starts, self.stops = column("starts", "d"), column("stops", "d")
+        self.folds = column("folds", "q")
+        self.ends.append(0)
+        self.value_ends.append(0)
         self.labelled: bool | None = None  # None until the first row tells
-        self.spanned = False
+        self.folded: bool | None = None
+        self.spanned = False  # starts and stops are filled in when the first row has some
+        self.rows, self.length, self.label_count = 0, 0, 0  # rows, bytes of names, labels
+        self.seen: set[int] = set()  # labels
+        self.seen_folds: set[int] = set()
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return self.rows
 
-    def add(self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: str) -> None:
+    def add(self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: Where) -> None:
         if self.labelled is None:
             self.labelled = labels is not None
         if self.labelled != (labels is not None):
             states = ("has no label", "have one") if self.labelled else ("has a label", "have none")
             raise DataError(f"{where} {states[0]}, the rows before it {states[1]}; label every row, or none.")
-        if self.folds and (self.folds[0] < 0) != (fold is None):
+        if self.folded is None:
+            self.folded = fold is not None
+        if self.folded != (fold is not None):
             raise DataError(f"{where}: fold is {fold}; give a fold in every row, or in none.")
         try:
-            self.paths.append(name)
+            encoded = os.fsencode(name)
         except UnicodeEncodeError as error:
             raise DataError(f"{where}: path {quoted(name)} cannot be the name of a file.") from error
-        self.values.extend(labels or ())
-        self.ends.append(len(self.values))
+        self.names.add_bytes(encoded)
+        self.length += len(encoded)
+        self.ends.append(self.length)
+        if labels:
+            self.values.extend(labels)
+            self.seen.update(labels)
+            self.label_count += len(labels)
+        self.value_ends.append(self.label_count)
+        if fold is not None:
+            self.folds.append(fold)
+            self.seen_folds.add(fold)
+        if self.spanned or span != WHOLE:
+            self._add_span(span)
+        self.rows += 1
+
+    def _add_span(self, span: Span) -> None:
+        if not self.spanned:
+            self.spanned = True
+            self.starts.extend(array("d", [WHOLE[0]]) * self.rows)
+            self.stops.extend(array("d", [nan]) * self.rows)
         self.starts.append(span[0])
         self.stops.append(nan if span[1] is None else span[1])
-        self.folds.append(-1 if fold is None else fold)
-        self.spanned = self.spanned or span != WHOLE
 
-    def listing(self, final: np.ndarray | None, *, several: bool) -> Listing:
+    def spill(self) -> None:
+        """Free the memory, if there are files to write to."""
+        for column in (self.names, self.ends, self.values, self.value_ends, self.starts, self.stops, self.folds):
+            column.spill()
+
+    def listing(self, final: NDArray[np.int32] | None, *, several: bool) -> Listing:
         """The rows with their final class numbers."""
         labels: Labels | None = None
         if final is not None:
-            values = array("i", final[np.asarray(self.values, dtype=np.int64)].astype(np.intc).tobytes())
-            labels = Several(values, self.ends) if several else values
-        return Listing(self.paths, labels, Spans(self.starts, self.stops) if self.spanned else None)
+            values = renumbered(self.values.finish(), final)
+            labels = Several(values, self.value_ends.finish()) if several else values
+        paths = PathList.packed(self.root, buffer=self.names.finish(), ends=self.ends.finish())
+        return Listing(paths, labels, Spans(self.starts.finish(), self.stops.finish()) if self.spanned else None)
 
 
 class Table:
     """Collects the rows of a list; `finish` makes the data set of them."""
 
     def __init__(
-        self, *, root: Path, file: Path, numbering: Numbering, several: bool = False, test_fold: int | None = None
+        self,
+        *,
+        root: Path,
+        file: Path,
+        numbering: Numbering,
+        several: bool = False,
+        test_fold: int | None = None,
+        folder: Path | None = None,  # where columns go that are not to be held in memory
     ) -> None:
         self.file, self.numbering, self.several, self.test_fold = file, numbering, several, test_fold
-        self.splits = {name: Rows(root) for name in ("train", "test", "val")}
+        self.splits = {name: Rows(root, split=name, folder=folder) for name in ("train", "test", "val")}
         self.held_out = 0  # rows that say themselves that they are not for training
 
     def add(
         self,
         name: str,
         *,
-        where: str,
+        where: Where,
         labels: Sequence[str] | None = None,
         split: str = "train",
         span: Span = WHOLE,
@@ -162,7 +219,10 @@ class Table:
         self.held_out += split != "train"
         if fold is not None and fold == self.test_fold:
             split = "test"
-        self.splits[split].add(name, labels=numbers, span=span, fold=fold, where=where)
+        rows = self.splits[split]
+        rows.add(name, labels=numbers, span=span, fold=fold, where=where)
+        if len(rows) % SPILL_EVERY == 0:
+            rows.spill()
 
     def finish(self, *notes: str) -> DataListing:
         """Train and test with numbered classes."""
@@ -177,7 +237,7 @@ class Table:
         classes, final = self.numbering.settled() if train.labelled else (None, None)
         if classes is not None and test is not None:
             self._check_classes(train, test, list(self.numbering.numbers), said)
-        folds = train.folds if self.test_fold is None and train.folds[0] >= 0 else None
+        folds = train.folds.finish() if self.test_fold is None and train.folded else None
         return DataListing(
             train=train.listing(final, several=self.several),
             test=None if test is None else test.listing(final, several=self.several),
@@ -202,14 +262,14 @@ class Table:
                 "set data.test_fold=null, or remove the split column."
             )
         if not self.splits["test"]:
-            folds = sorted(set(self.splits["train"].folds) - {-1})
+            folds = sorted(self.splits["train"].seen_folds)
             seen = f"has the folds {', '.join(map(str, folds))}" if folds else "has no folds"
             raise ConfigError(f"data.test_fold: {self.test_fold} given, but {quoted(self.file)} {seen}.")
 
     def _check_classes(self, train: Rows, test: Rows, names: list[str], notes: list[str]) -> None:
         """A class that is never shown in training cannot be scored; where a label file declares it, that is told."""
-        unknown = np.setdiff1d(test.values, train.values)
-        if not len(unknown):
+        unknown = sorted(test.seen - train.seen)
+        if not unknown:
             return
         what = (
             f"{len(unknown)} classes of the test rows have no row in train, the first one {quoted(names[unknown[0]])}"

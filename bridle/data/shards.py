@@ -1,115 +1,59 @@
-"""Samples inside tar files ("shards"), found by scanning headers once and read by offset; nothing is ever unpacked.
+"""Samples inside tar files ("shards"), found by an index or by scanning headers, read by offset, never unpacked.
 
 Layout of a shard, as webdataset writes it: members that share a key (the name up to the first dot after the last slash)
-belong together: KEY.jpg is the sample, KEY.cls (text) or KEY.json ({"label": …}) its label, a number or a name.
+belong together: KEY.jpg is the sample, KEY.cls (text) or KEY.json ({"label": …}) its label, a number or a name;
+{"labels": […]} are several. {"rows": [{"label": …, "start": …, "end": …, "fold": …}, …]} makes one sample of each row:
+parts of a recording in seconds, folds for cross-validation.
 
     ROOT/train/*.tar, ROOT/test/*.tar (or val/)                  train and test
-    ROOT/train-*.tar, ROOT/test-*.tar (or val-*.tar) and so on   train and test by the beginning of the name
+    ROOT/train-*.tar, ROOT/test-*.tar (or val-*.tar) and so on   train and test by the first word of the name
     ROOT/*.tar                                                   all train
 
 Numbers are classes as they are, 0 to K − 1, their names in ROOT/classes.txt if it exists; names are numbered in sorted
 order. Links, devices, absolute names and names with `..` are left aside and counted. Damage costs a training set the
 samples behind it, and is noted; held-out shards must be whole.
+
+ROOT/index, which `bridle data shard` writes, spares the scan as long as the shards are those it was made of.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tarfile
-from array import array
+import re
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-from bridle.data.folders import Lazy, PathList, existing_folder
-from bridle.errors import DataError, UsageError, quoted
+import numpy as np
+from numpy.typing import NDArray
 
-LARGEST_LABEL = 65_536  # bytes; a label file that is longer is something else
-LARGEST_MEMBER = 2**48  # bytes; what claims more is damaged
+from bridle.data.columns import Growing
+from bridle.data.folders import Lazy, Listing, existing_folder
+from bridle.data.index import FORMAT, cache_place, digest, indexed, read_index, state_of
+from bridle.data.member import Member, MemberList
+from bridle.data.rows import SPILL_EVERY, DataListing, Rows
+from bridle.data.tarscan import Contents, Label, scan_shard
+from bridle.data.workers import in_order
+from bridle.errors import ConfigError, DataError, UsageError, quoted
+
+__all__ = ["INDEX", "Member", "find_shards", "scan_shards", "shards_key", "split_shards"]
+
+INDEX = "index"
+LARGE = 2**30  # bytes of shards from which on the result of a scan is kept
 MOST_CLASSES = 2**20
-HELD_OUT = ("test", "val")
-DAMAGE = (tarfile.TarError, ValueError, OverflowError, MemoryError)  # what tarfile says of impossible headers
+HELD_OUT = {
+    **dict.fromkeys(("test", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+}
 
 
-class Member(NamedTuple):
-    """Where the bytes of one sample lie."""
+class ShardFiles(NamedTuple):
+    """The shards of a data set, sorted."""
 
-    shard: Path
-    name: str  # inside the shard
-    offset: int
-    size: int
-
-    @property
-    def place(self) -> Path:
-        """For messages: the name as if the shard were a folder."""
-        return self.shard / self.name
-
-    def read(self) -> bytes:
-        """The bytes; DataError if the shard ends before they do."""
-        try:
-            with self.shard.open("rb") as file:
-                # Asked of the file before memory is taken: a damaged header may claim any size.
-                there = os.fstat(file.fileno()).st_size
-                if self.offset + self.size > there:
-                    raise DataError(
-                        f"{quoted(self.place)} should end at byte {self.offset + self.size} of its shard, which has "
-                        f"{there}; the shard is truncated. Copy it again."
-                    )
-                file.seek(self.offset)
-                return file.read(self.size)
-        except OSError as error:
-            raise DataError(f"{quoted(self.place)} cannot be read: {error.strerror or error}.") from error
-
-
-class MemberList(Lazy[Member]):
-    """Members of many shards in flat arrays: about 20 bytes each and the name."""
-
-    def __init__(self) -> None:
-        self.shards: list[Path] = []
-        self.names = PathList(Path())
-        self.of, self.offsets, self.sizes = array("i"), array("q"), array("q")
-
-    def append(self, shard: Path, name: str, offset: int, size: int) -> None:
-        if not self.shards or self.shards[-1] != shard:
-            self.shards.append(shard)
-        self.names.append(name)
-        self.of.append(len(self.shards) - 1)
-        self.offsets.append(offset)
-        self.sizes.append(size)
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def row(self, at: int) -> Member:
-        name = os.fspath(self.names[at])
-        return Member(self.shards[self.of[at]], name, self.offsets[at], self.sizes[at])
-
-
-class ShardListing(NamedTuple):
-    """The samples of one split."""
-
-    paths: MemberList
-    labels: Sequence[int] | None  # positions in the classes, None where unlabelled
-
-
-class ShardSplits(NamedTuple):
-    """The samples of a data set in shards."""
-
-    train: ShardListing
-    test: ShardListing | None
-    classes: tuple[str, ...] | None
-    folds: None
-    notes: tuple[str, ...]
-
-
-class Scanned(NamedTuple):
-    """What the headers of one split's shards say."""
-
-    members: MemberList
-    labels: list[int | str | None]  # as written
-    notes: list[str]  # what was left aside
-    damage: list[str]  # where samples are lost
+    train: list[Path]
+    test: list[Path]
+    notes: tuple[str, ...] = ()
 
 
 class Naming(NamedTuple):
@@ -119,43 +63,56 @@ class Naming(NamedTuple):
     numbered: bool
 
 
-def find_shards(root: str | os.PathLike[str], *, extensions: Sequence[str]) -> ShardSplits:
+def find_shards(
+    root: str | os.PathLike[str], *, extensions: Sequence[str], test_fold: int | None = None
+) -> DataListing:
     """The members with one of `extensions` (such as ".jpg") in the shards of `root`, with their labels."""
     root = existing_folder(root)
-    train_files, test_files = split_shards(root)
-    train = scan(train_files, extensions)
-    test = scan(test_files, extensions) if test_files else None
-    if not len(train.members):
-        raise DataError(
-            f"no {' '.join(extensions)} members in the {len(train_files)} shard(s) of {quoted(root)}, "
-            f"the first one {quoted(train_files[0].name)}; {' '.join(train.damage + train.notes) or 'they are empty.'}"
-        )
-    if test is not None and test.damage:
-        raise DataError(f"{test.damage[0]} Scores need every held-out sample: copy the shard again.")
-    notes = [*train.damage, *train.notes, *(test.notes if test else [])]
-    if (unlabelled := train.labels.count(None)) and unlabelled < len(train.labels):
-        notes.append(f"{unlabelled} of {len(train.labels)} training samples have no label, so none is used.")
-    if unlabelled:
-        held_out = ShardListing(test.members, None) if test else None
-        return ShardSplits(ShardListing(train.members, None), held_out, None, None, tuple(notes))
-    if test is not None and None in test.labels:
-        notes.append("the held-out shards have samples without a label and are left out; scores come from train.")
-        test = None
-    naming = name_classes(root, train.labels)
-    held_out = None if test is None else ShardListing(test.members, number(test, naming, root))
-    labelled = ShardListing(train.members, number(train, naming, root))
-    return ShardSplits(labelled, held_out, naming.classes, None, tuple(notes))
+    files = split_shards(root)
+    key = shards_key(root, files, extensions)
+    stored = read_index(root / INDEX, key=key, root=root)
+    if stored.listing is not None:
+        return hold_out(stored.listing, test_fold, root)
+    build = partial(scan_shards, root, files, extensions)
+    if sum(size_of(file) for file in (*files.train, *files.test)) < LARGE:
+        found = build(None)
+    else:
+        times = [state_of(file) for file in (*files.train, *files.test)]
+        found = indexed(places=[cache_place(root)], key=digest([key, times]), root=root, build=build)
+    if stored.why is not None:
+        note = f"the index of {quoted(root)} is not used ({stored.why}); the shards were scanned instead."
+        found = found._replace(notes=(*found.notes, note))
+    return hold_out(found, test_fold, root)
 
 
-def split_shards(root: Path) -> tuple[list[Path], list[Path]]:
-    """The shards of train and of the held-out part, sorted."""
+def shards_key(root: Path, files: ShardFiles, extensions: Sequence[str]) -> str:
+    """Names the state of the shards: what they are called and how long they are. Copies have the same."""
+    listed = [[file.relative_to(root).as_posix(), size_of(file)] for file in (*files.train, *files.test)]
+    names = root / "classes.txt"
+    classes = names.read_bytes().hex() if names.is_file() else None
+    return digest([FORMAT, listed, sorted(extensions), classes])
+
+
+def size_of(file: Path) -> int:
+    state = state_of(file)
+    return -1 if state is None else state[0]
+
+
+def split_shards(root: Path) -> ShardFiles:
+    """The shards of train and of the held-out part."""
+    notes: list[str] = []
     if (root / "train").is_dir():
-        held_out = next((root / name for name in HELD_OUT if (root / name).is_dir()), None)
+        held_out = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
         train, test = listed(root / "train"), [] if held_out is None else listed(held_out)
     else:
-        files = listed(root)
-        test = [path for path in files if path.name.startswith(HELD_OUT)]
-        train = [path for path in files if path not in test]
+        by_split: dict[str, list[Path]] = {"train": [], "test": [], "val": []}
+        for path in listed(root):
+            by_split[HELD_OUT.get(words(path)[0], "train")].append(path)
+        train, test = by_split["train"], by_split["test"] or by_split["val"]
+        if by_split["test"] and by_split["val"]:
+            notes.append(f"{quoted(root)} has test and val shards; the {len(by_split['val'])} val shards are left out.")
+        if doubtful := next((path for path in train if HELD_OUT.keys() & set(words(path))), None):
+            notes.append(f"{quoted(doubtful.name)} is trained on; to hold it out, let its name begin with test or val.")
         if test and not train:
             raise DataError(f"{quoted(root)} holds {test[0].name} but no training shards; name them train-….tar.")
     if not train:
@@ -164,124 +121,182 @@ def split_shards(root: Path) -> tuple[list[Path], list[Path]]:
             f"no .tar files in {quoted(root)} or its train/; "
             + ("compressed ones cannot be read by offset: decompress them." if packed else "set data.root elsewhere.")
         )
-    return train, test
+    return ShardFiles(train, test, tuple(notes))
+
+
+def first_names(root: Path, extensions: Sequence[str]) -> list[str]:
+    """Names of the samples in the first shard, which tell what kind of data this is."""
+    contents = scan_shard(split_shards(root).train[0], extensions=extensions)
+    if isinstance(contents, DataError):
+        raise contents
+    return [sample.name for sample in contents.samples]
+
+
+def words(path: Path) -> list[str]:
+    """The words of a name: test-000001.tar is test and 000001."""
+    return re.split(r"[^a-z]+", path.name.lower().removesuffix(".tar"))
 
 
 def listed(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
 
 
-def scan(shards: Sequence[Path], extensions: Sequence[str]) -> Scanned:
-    """Members and labels of the shards, in the order in which they lie there."""
-    found = Scanned(MemberList(), [], [], [])
-    for shard in shards:
-        try:
-            with tarfile.open(shard, "r:", errors="surrogateescape") as archive, shard.open("rb") as file:
-                scan_shard(shard, archive, file, extensions, found)
-        except DAMAGE as error:
-            found.damage.append(f"{quoted(shard)} cannot be read as a tar file: {quoted(error)}.")
-        except OSError as error:
-            found.damage.append(f"{quoted(shard)} cannot be read: {error.strerror or error}.")
-    return found
+class Collected:
+    """The samples of one split, shard by shard, before classes have numbers."""
+
+    def __init__(self, split: str, folder: Path | None, numbers: dict[Label, int]) -> None:
+        self.rows = Rows(Path(), split=split, folder=folder)
+        self.of, self.offsets, self.sizes = (
+            Growing(typecode, None if folder is None else folder / f"{split}.{name}")
+            for name, typecode in (("of", "i"), ("offsets", "q"), ("sizes", "q"))
+        )
+        self.shards: list[Path] = []
+        self.numbers = numbers  # of the labels, in the order they come; shared by all splits
+        self.first: dict[int, str] = {}  # where each of these was first seen
+        self.notes: list[str] = []
+        self.damage: list[str] = []
+        self.unlabelled = 0
+        self.several = False
+
+    def add(self, shard: Path, contents: Contents) -> None:
+        self.shards.append(shard)
+        self.notes += contents.notes
+        self.damage += contents.damage
+        self.several = self.several or contents.several
+        for name, offset, size, row in contents.samples:
+            where = quoted(shard / name)
+            labels = [self.numbers.setdefault(label, len(self.numbers)) for label in row.labels or ()]
+            for label in labels:
+                self.first.setdefault(label, where)
+            self.unlabelled += row.labels is None
+            self.rows.add(name, labels=labels, span=row.span, fold=row.fold, where=where)
+            self.of.append(len(self.shards) - 1)
+            self.offsets.append(offset)
+            self.sizes.append(size)
+            if len(self.rows) % SPILL_EVERY == 0:
+                for column in (self.rows, self.of, self.offsets, self.sizes):
+                    column.spill()
+
+    def listing(self, final: NDArray[np.int32] | None, *, several: bool) -> Listing:
+        listing = self.rows.listing(final, several=several)
+        names = listing.paths
+        members = MemberList(self.shards, names, self.of.finish(), self.offsets.finish(), self.sizes.finish())  # type: ignore[arg-type]
+        return listing._replace(paths=members)
 
 
-def scan_shard(
-    shard: Path, archive: tarfile.TarFile, file: BinaryIO, extensions: Sequence[str], found: Scanned
-) -> None:
-    """Add the samples of one shard to `found`. Only headers and labels are read."""
-    wanted = tuple(extension.lower() for extension in extensions)
-    written: dict[str, int | str] = {}  # key -> label
-    keys: list[str] = []
-    refused = others = 0
-    while (member := following(shard, archive, file, found)) is not None:
-        archive.members = []  # type: ignore[attr-defined]  # tarfile would keep every header in memory
-        name, path = member.name, PurePosixPath(member.name)
-        if not member.isfile() or member.issparse() or path.is_absolute() or ".." in path.parts:
-            refused += not member.isdir()
-            continue
-        stem, dot, extension = path.name.partition(".")
-        key = name[: len(name) - len(dot + extension)]
-        kind = (dot + extension).lower()
-        if kind in wanted and stem:
-            found.members.append(shard, name, member.offset_data, member.size)
-            keys.append(key)
-        elif kind in (".cls", ".json") and stem:
-            label = read_label(file, member, shard)
-            if label is not None:
-                written[key] = label
-        else:
-            others += 1
-    found.labels.extend(written.get(key) for key in keys)
-    if refused:
-        found.notes.append(f"{refused} member(s) of {quoted(shard)} are links, devices or lead outside; left aside.")
-    if others:
-        found.notes.append(f"{others} member(s) of {quoted(shard)} are neither samples nor labels; left aside.")
+def scan_shards(
+    root: Path, files: ShardFiles, extensions: Sequence[str], folder: Path | None, *, workers: int = 0
+) -> DataListing:
+    """What the headers and labels of all shards say; columns go to `folder`, or stay in memory."""
+    numbers: dict[Label, int] = {}
+    train, test = (
+        collect(split, paths, extensions, folder, numbers, workers) if paths else None
+        for split, paths in (("train", files.train), ("test", files.test))
+    )
+    assert train is not None
+    if not len(train.rows):
+        raise DataError(
+            f"no {' '.join(extensions)} members in the {len(files.train)} shard(s) of {quoted(root)}, the first one "
+            f"{quoted(files.train[0].name)}; {' '.join(train.damage + train.notes) or 'they are empty.'}"
+        )
+    if test is not None and test.damage:
+        raise DataError(f"{test.damage[0]} Scores need every held-out sample: copy the shard again.")
+    notes = [*files.notes, *train.damage, *train.notes, *(test.notes if test else [])]
+    if train.unlabelled:
+        if train.unlabelled < len(train.rows):
+            notes.append(f"{train.unlabelled} of {len(train.rows)} training samples have no label, so none is used.")
+        held_out = test.listing(None, several=False) if test else None
+        return DataListing(train.listing(None, several=False), held_out, None, folds_of(train), tuple(notes))
+    if test is not None and test.unlabelled:
+        notes.append("the held-out shards have samples without a label and are left out; scores come from train.")
+        test = None
+    naming = name_classes(root, train)
+    final, several = number(train, test, naming, root), train.several or (test is not None and test.several)
+    held_out = None if test is None else test.listing(final, several=several)
+    return DataListing(train.listing(final, several=several), held_out, naming.classes, folds_of(train), tuple(notes))
 
 
-def following(shard: Path, archive: tarfile.TarFile, file: BinaryIO, found: Scanned) -> tarfile.TarInfo | None:
-    """The next header, or None at the end; damage ends a shard too, and a note says what was not reached."""
-    try:
-        member = archive.next()
-    except DAMAGE:
-        member = None
-    if member is not None and 0 <= member.size < LARGEST_MEMBER:  # a negative size would lead back, and in circles
-        return member
-    end = archive.offset
-    file.seek(0, os.SEEK_END)
-    size = file.tell()
-    file.seek(max(0, min(end, size)))
-    block = file.read(tarfile.BLOCKSIZE)
-    if member is not None or end > size or block.strip(b"\0"):  # a sound shard ends with zeros, or just ends
-        at = max(0, min(end, size))
-        found.damage.append(f"{quoted(shard)} is damaged at byte {at} of {size}; samples after it are lost.")
-    return None
+def collect(
+    split: str,
+    shards: Sequence[Path],
+    extensions: Sequence[str],
+    folder: Path | None,
+    numbers: dict[Label, int],
+    workers: int,
+) -> Collected:
+    collected = Collected(split, folder, numbers)
+    results = in_order(partial(scan_shard, extensions=tuple(extensions)), shards, workers=workers)
+    for shard, contents in zip(shards, results, strict=True):
+        if isinstance(contents, DataError):
+            raise contents
+        collected.add(shard, contents)
+    return collected
 
 
-def read_label(file: BinaryIO, member: tarfile.TarInfo, shard: Path) -> int | str | None:
-    """The label that KEY.cls or KEY.json holds; None for a JSON without one."""
-    place = quoted(shard / member.name)
-    if member.size > LARGEST_LABEL:
-        if member.name.lower().endswith(".json"):
-            return None  # notes about the sample, too long to be read for each
-        raise DataError(f"{place} holds {member.size} bytes; a label is a number or a name.")
-    file.seek(member.offset_data)
-    body = file.read(member.size)
-    try:
-        text = body.decode("utf-8")
-        label = json.loads(text).get("label") if member.name.lower().endswith(".json") else text.strip()
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise DataError(f"{place} cannot be read as a label: {quoted(error)}. Write it again as UTF-8 text.") from error
-    if isinstance(label, str) and label:
-        return int(label) if label.isascii() and label.isdigit() else label
-    if label is None or (isinstance(label, int) and not isinstance(label, bool)):
-        return label
-    raise DataError(f"{place} holds the label {quoted(label)}; expected a whole number or a name.")
+def folds_of(train: Collected) -> Sequence[int] | None:
+    folds: Sequence[int] | None = train.rows.folds.finish() if train.rows.folded else None
+    return folds
 
 
-def name_classes(root: Path, labels: Sequence[int | str | None]) -> Naming:
+def name_classes(root: Path, train: Collected) -> Naming:
     """The classes in order: by classes.txt, by number, or by name."""
-    listing = root / "classes.txt"
-    if listing.is_file():
-        lines = listing.read_text(encoding="utf-8", errors="replace").splitlines()
+    names = root / "classes.txt"
+    if names.is_file():
+        lines = names.read_text(encoding="utf-8", errors="replace").splitlines()
         return Naming(tuple(line.strip() for line in lines if line.strip()), numbered=True)
-    if all(isinstance(label, int) for label in labels):
-        highest = max(int(label or 0) for label in labels)
-        if highest >= MOST_CLASSES:
-            raise DataError(f"{quoted(root)}: label {highest} is no class number; classes are numbered from 0.")
-        return Naming(tuple(str(i) for i in range(highest + 1)), numbered=True)
-    return Naming(tuple(sorted({str(label) for label in labels})), numbered=False)
+    seen = [label for label, number in train.numbers.items() if number in train.first]
+    counts = [label for label in seen if isinstance(label, int)]
+    if len(counts) < len(seen):
+        return Naming(tuple(sorted({str(label) for label in seen})), numbered=False)
+    if max(counts, default=0) >= MOST_CLASSES:
+        raise DataError(f"{quoted(root)}: label {max(counts)} is no class number; classes are numbered from 0.")
+    return Naming(tuple(str(i) for i in range(max(counts, default=0) + 1)), numbered=True)
 
 
-def number(scanned: Scanned, naming: Naming, root: Path) -> array[int]:
-    """The position of every label in the classes."""
+def number(train: Collected, test: Collected | None, naming: Naming, root: Path) -> NDArray[np.int32]:
+    """The position in the classes for each label, by the number it was given when it was first seen."""
     places = {name: i for i, name in enumerate(naming.classes)}
-    numbers = array("i")
-    for i, label in enumerate(scanned.labels):
+    final = np.zeros(len(train.numbers), dtype=np.int32)
+    for label, given in train.numbers.items():
         at = label if naming.numbered and isinstance(label, int) else places.get(str(label), -1)
+        where = train.first.get(given) or (None if test is None else test.first.get(given))
+        if where is None:
+            continue  # only seen in what is left out
         if not 0 <= at < len(naming.classes):
             raise DataError(
-                f"{quoted(scanned.members[i].place)} has the label {quoted(label)}, which is none of the "
-                f"{len(naming.classes)} classes of {quoted(root)}; a class must be in train or in classes.txt."
+                f"{where} has the label {quoted(label)}, which is none of the {len(naming.classes)} classes of "
+                f"{quoted(root)}; a class must be in train or in classes.txt."
             )
-        numbers.append(at)
-    return numbers
+        final[given] = at
+    return final
+
+
+class Chosen(Lazy[object]):
+    """Some rows of a column."""
+
+    def __init__(self, column: Sequence[object], rows: NDArray[np.int64]) -> None:
+        self.column, self.rows = column, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, at: int) -> object:
+        return self.column[int(self.rows[at])]
+
+
+def hold_out(found: DataListing, test_fold: int | None, root: Path) -> DataListing:
+    """One fold as the held-out part, if that is asked for."""
+    if test_fold is None:
+        return found
+    if found.test is not None:
+        raise ConfigError(f"data.test_fold: {quoted(root)} has shards that are held out; set data.test_fold=null.")
+    folds = np.empty(0, np.int64) if found.folds is None else np.asarray(found.folds)
+    if test_fold not in folds:
+        seen = ", ".join(map(str, np.unique(folds))) or "none"
+        raise ConfigError(f"data.test_fold: {test_fold} given, but the folds of {quoted(root)} are: {seen}.")
+    train, test = (choose(found.train, np.flatnonzero(wanted)) for wanted in (folds != test_fold, folds == test_fold))
+    return found._replace(train=train, test=test, folds=None)
+
+
+def choose(listing: Listing, rows: NDArray[np.int64]) -> Listing:
+    return Listing(*(None if column is None else Chosen(column, rows) for column in listing))  # type: ignore[arg-type]

@@ -10,8 +10,9 @@ length with windows.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from errno import EINVAL
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data.folders import find_splits, printable
+from bridle.data.keeper import kept
+from bridle.data.member import Member, Place
 from bridle.data.sources import Labels, Sample, Splits, Window, label_of
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
@@ -29,10 +32,12 @@ EXTENSIONS = (".npy",)
 class SignalFolder:
     """`.npy` files as samples (C, L)."""
 
+    from_files = True
+
     def __init__(
         self,
         *,
-        paths: Sequence[Path],
+        paths: Sequence[Place],
         labels: Labels | None,
         classes: Sequence[str] | None,
         geometry: Geometry,
@@ -45,6 +50,7 @@ class SignalFolder:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         path, wanted = self.paths[index], self.geometry.input[0]
         signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
@@ -75,7 +81,7 @@ class SignalReader:
             raise ConfigError(f"geometry.input {list(geometry.input)} is not a length; signals need one size.")
         self.geometry = geometry
 
-    def windows(self, path: Path) -> Iterator[Window]:
+    def windows(self, path: Place) -> Iterator[Window]:
         """All windows of a file, read one at a time; an end that fills less than half a patch is left out."""
         signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
         wanted, length = self.geometry.input[0], signal.shape[1]
@@ -91,7 +97,7 @@ class SignalReader:
                 raise too_short(path, frames=length, geometry=self.geometry)
 
 
-def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Path) -> Tensor:
+def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Place) -> Tensor:
     """Up to `count` frames of a mapped signal as (C, n) float32; reads only this part of the file."""
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
         x = torch.from_numpy(np.array(signal[:, start : start + count], dtype=np.float32))
@@ -107,7 +113,7 @@ def continued(x: Tensor, *, geometry: Geometry) -> tuple[Tensor, Tensor]:
     return torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), 2 * real >= patch
 
 
-def too_short(path: Path, *, frames: int, geometry: Geometry) -> DataError:
+def too_short(path: Place, *, frames: int, geometry: Geometry) -> DataError:
     return DataError(
         f"{quoted(path)} holds {frames} frames, less than half a patch of {geometry.patch[0]}; "
         "it is too short to be used."
@@ -127,13 +133,25 @@ def open_signals(root: str | os.PathLike[str], *, geometry: Geometry) -> Splits:
     return Splits(train=train, test=test)
 
 
-def open_signal(path: Path, *, channels: int) -> NDArray[np.generic]:
-    """The array of a file as (C, length), mapped from disk, not read."""
+def open_signal(path: Place, *, channels: int) -> NDArray[np.generic]:
+    """The array of a file as (C, length), mapped from disk, not read; one inside a shard is read."""
+    signal: NDArray[np.generic]
     try:
-        signal: NDArray[np.generic] = np.lib.format.open_memmap(path, mode="r")  # refuses pickled objects and archives
+        if isinstance(path, Member):
+            return as_channels(np.lib.format.read_array(path.open(), allow_pickle=False), path, channels=channels)
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for somebody to write into it
+            raise OSError(EINVAL, "it is not a file")
+        signal = np.lib.format.open_memmap(path, mode="r")  # refuses pickled objects and archives
+    except DataError:
+        raise
     except Exception as error:  # a damaged header fails in many ways
         why = error.strerror if isinstance(error, OSError) and error.strerror else quoted(error)
         raise DataError(f"{quoted(path)} cannot be read as a .npy array: {why}.") from error
+    return as_channels(signal, path, channels=channels)
+
+
+def as_channels(signal: NDArray[np.generic], path: Place, *, channels: int) -> NDArray[np.generic]:
+    """An array as (C, length), if it can be one."""
     if signal.dtype.kind not in "iufb":
         raise DataError(f"{quoted(path)} holds {quoted(signal.dtype)}; expected real numbers (int or float).")
     shape = list(signal.shape)

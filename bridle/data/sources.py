@@ -7,13 +7,15 @@ Shapes: one sample is (C, *input), float32, not yet normalised; K classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bridle.errors import DataError
+
+if TYPE_CHECKING:
+    from bridle.data.member import Place
 
 Labels = Sequence[int | tuple[int, ...]]  # of each sample one label, or any number of them
 
@@ -96,8 +98,18 @@ class Reader(Protocol):
         """Is the first axis time?"""
         ...
 
-    def windows(self, path: Path) -> Iterator[Window]:
+    def windows(self, path: Place) -> Iterator[Window]:
         """All windows of a file, the last one padded; DataError if it cannot be read."""
+        ...
+
+
+@runtime_checkable
+class SpanReader(Reader, Protocol):
+    """A reader of files that are parts of time, which can also read from one moment to another."""
+
+    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+        """The windows of the part from `start` to before `end`, in seconds; frames are counted from its beginning, but
+        `seconds` of a window are those of the file."""
         ...
 
 

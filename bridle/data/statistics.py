@@ -21,9 +21,11 @@ from bridle.data.build import open_data
 from bridle.data.check import MANIFESTS, Lengths, find_media, lengths_of
 from bridle.data.folders import existing_folder, walk
 from bridle.data.inspection import KINDS, kind_of
+from bridle.data.listing import tell_layout
 from bridle.data.loader import Moments, measure
 from bridle.data.order import Order
 from bridle.data.recordings import Recordings
+from bridle.data.shards import first_names
 from bridle.data.signal import EXTENSIONS as SIGNAL_EXTENSIONS
 from bridle.data.sources import Labels, Source
 from bridle.data.waveform import EXTENSIONS as SOUND_EXTENSIONS
@@ -83,10 +85,13 @@ def guess_recipe(path: Path) -> str:
         counts = Counter(kind_of(file) or "" for file in find_media(path))
         return counts.most_common(1)[0][0]
     wanted = {**KINDS, "signal": SIGNAL_EXTENSIONS}
+    endings = tuple(ending for endings in wanted.values() for ending in endings)
+    folder, others = existing_folder(str(path)), 0
     names: list[str] = []
-    others = walk(
-        existing_folder(str(path)), "", tuple(e for endings in wanted.values() for e in endings), names, set()
-    )
+    if tell_layout(folder) == "shards":
+        names = first_names(folder, endings)
+    else:
+        others = walk(folder, "", endings, names, set())
     counts = Counter(kind for name in names for kind, endings in wanted.items() if name.lower().endswith(endings))
     if not counts:
         raise DataError(

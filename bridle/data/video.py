@@ -33,8 +33,10 @@ from bridle.data.cache import ItemCache
 from bridle.data.contained import Contained, ContainedError, CrashError, SlowError
 from bridle.data.folders import printable
 from bridle.data.image import random_box
+from bridle.data.member import Member, Place
 from bridle.data.rows import DataListing
 from bridle.data.sources import Labels, Sample, Splits, Window, label_of
+from bridle.data.watch import watched
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -67,12 +69,12 @@ class Decoding(NamedTuple):
         size = self.geometry.input[1:]
         return {"channels": self.geometry.channels, "short_side": self.short_side or max(size), "least": size}
 
-    def clip(self, path: Path, *, place: float, span: tuple[float, float | None]) -> Tensor:
+    def clip(self, path: Place, *, place: float, span: tuple[float, float | None]) -> Tensor:
         """(n, h, w, C), n ≤ T: the clip at `place` (0 … 1) of the starts where it fits; shorter where the file ends."""
         wanted = {"place": place, "span": span, "length": self.geometry.input[0], "stride": self.stride}
         return self._call(path, wanted)[1]
 
-    def whole(self, path: Path, *, span: tuple[float, float | None]) -> Tensor:
+    def whole(self, path: Place, *, span: tuple[float, float | None]) -> Tensor:
         """(n, h, w, C): all frames; none if they are too many to be kept, or cannot all be decoded."""
         wanted = {"place": 0.0, "span": span, "length": None, "stride": 1, "most": MOST_KEPT}
         try:
@@ -81,11 +83,12 @@ class Decoding(NamedTuple):
             return torch.zeros(0, 1, 1, self.geometry.channels, dtype=torch.uint8)
         return frames if count == len(frames) else frames[:0].clone()
 
-    def _call(self, path: Path, wanted: dict[str, Any]) -> tuple[int, Tensor]:
+    def _call(self, path: Place, wanted: dict[str, Any]) -> tuple[int, Tensor]:
         try:
-            answer = Contained(DECODER).call(
-                "clip", timeout=self.timeout, path=os.path.abspath(path), **wanted, **self.look()
-            )
+            with watched(path, limited=False):  # the decoder's process has a time limit of its own
+                answer = Contained(DECODER).call(
+                    "clip", timeout=self.timeout, path=address_of(path), **wanted, **self.look()
+                )
         except ContainedError as error:
             raise unreadable(path, error) from error
         return int(answer.facts["frames"]), torch.from_numpy(answer.array)
@@ -100,7 +103,7 @@ class Decoding(NamedTuple):
         valid = (2 * real >= patch).repeat_interleave(self.geometry.tokens // len(real))  # (T,) tokens
         return torch.cat([x, x[:, -1:].expand(-1, length - n, -1, -1)], dim=1), valid
 
-    def too_short(self, path: Path, frames: int) -> DataError:
+    def too_short(self, path: Place, frames: int) -> DataError:
         return DataError(
             f"{quoted(path)} gives {frames} frames at stride {self.stride}, less than half a tubelet of "
             f"{self.geometry.patch[0]}; it is too short to be used. Lower video.stride or remove it."
@@ -110,10 +113,12 @@ class Decoding(NamedTuple):
 class Videos:
     """Video files, or spans of them, as samples (C, T, H, W)."""
 
+    from_files = True
+
     def __init__(
         self,
         *,
-        paths: Sequence[Path],
+        paths: Sequence[Place],
         labels: Labels | None,
         classes: Sequence[str] | None,
         spans: Sequence[tuple[float, float | None]] | None,
@@ -259,11 +264,16 @@ class VideoReader:
         self.decoding = Decoding(geometry=geometry, stride=stride, short_side=short_side, timeout=timeout)
         self.decoding.check()
 
-    def windows(self, path: Path) -> Iterator[Window]:
+    def windows(self, path: Place) -> Iterator[Window]:
         """All windows of a file, decoded one at a time; an end that fills less than half a tubelet is left out."""
+        return self.windows_between(path, start=0.0, end=None)
+
+    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+        """The same for a part of a file, in seconds."""
         decoding = self.decoding
         length, size = decoding.geometry.input[0], (decoding.geometry.input[1], decoding.geometry.input[2])
-        wanted = {"path": os.path.abspath(path), "length": length, "stride": decoding.stride, **decoding.look()}
+        wanted = {"path": address_of(path), "length": length, "stride": decoding.stride, **decoding.look()}
+        wanted["span"] = (start, end)
         try:
             answers = Contained(DECODER).stream("windows", timeout=decoding.timeout, **wanted)
             for number, answer in enumerate(answers):
@@ -277,7 +287,12 @@ class VideoReader:
             raise unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: ContainedError) -> DataError:
+def address_of(path: Place) -> str:
+    """What the decoder opens."""
+    return path.address() if isinstance(path, Member) else os.path.abspath(path)
+
+
+def unreadable(path: Place, error: ContainedError) -> DataError:
     why = quoted(error, limit=300)[1:-1]  # escaped: the decoder's words may be the file's
     hint = "; raise video.timeout if that is no wonder" if isinstance(error, SlowError) else ""
     return DataError(f"{quoted(path)} cannot be read as a video: {why}{hint}.")

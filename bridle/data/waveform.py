@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from math import gcd
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bridle.data.member import Member, MemberFile, Place
+from bridle.data.watch import renew, watched
 from bridle.errors import DataError, quoted
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Part(NamedTuple):
     whole: bool
 
 
-def read_waveform(path: Path, *, rate: int, start: float = 0.0, seconds: float | None = None) -> Tensor:
+def read_waveform(path: Place, *, rate: int, start: float = 0.0, seconds: float | None = None) -> Tensor:
     """(N,) at `rate`: the whole file, or `seconds` from `start`."""
     first, count = round(start * rate), None if seconds is None else round(seconds * rate)
     with open_track(path) as track:
@@ -75,7 +76,7 @@ def read_waveform(path: Path, *, rate: int, start: float = 0.0, seconds: float |
 
 
 def read_part(
-    path: Path,
+    path: Place,
     *,
     rate: int,
     start: float,
@@ -107,12 +108,16 @@ def read_part(
     return Part(wave, whole=not part)
 
 
-def stream_waveform(path: Path, *, rate: int, block_seconds: float = 10.0) -> Iterator[Tensor]:
-    """The whole file, piece by piece, each (N,) of `block_seconds`, the last one shorter; joined as `read_waveform`."""
+def stream_waveform(
+    path: Place, *, rate: int, start: float = 0.0, end: float | None = None, block_seconds: float = 10.0
+) -> Iterator[Tensor]:
+    """The file, or its part from `start` to `end`, in pieces (N,) of `block_seconds`, the last one shorter."""
     size, waiting, held = max(1, round(block_seconds * rate)), list[Block](), 0
+    first = round(start * rate)
+    count = None if end is None else max(round(end * rate) - first, 1)
     empty = True
     with open_track(path) as track:
-        for block in resampled(checked(track, path, 0), track.rate, rate):
+        for block in sample_blocks(track, path, rate=rate, first=first, count=count):
             waiting.append(block)
             held += len(block)
             while held >= size:
@@ -122,27 +127,32 @@ def stream_waveform(path: Path, *, rate: int, block_seconds: float = 10.0) -> It
     if held:
         yield torch.from_numpy(np.concatenate(waiting))
     elif empty:
-        raise DataError(f"{quoted(path)} holds no samples.")
+        raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
 
 
-def read_samples(track: Track, path: Path, *, rate: int, first: int, count: int | None) -> Tensor:
+def read_samples(track: Track, path: Place, *, rate: int, first: int, count: int | None) -> Tensor:
     """`count` samples at `rate` from sample `first` of an opened track; fewer where it ends."""
+    parts = list(sample_blocks(track, path, rate=rate, first=first, count=count))
+    return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0, np.float32))
+
+
+def sample_blocks(track: Track, path: Place, *, rate: int, first: int, count: int | None) -> Iterator[Block]:
+    """The same samples block by block."""
     common = gcd(track.rate, rate)
     p, q = track.rate // common, rate // common
     step = max(first - MARGIN, 0) // q if track.rate != rate else first  # p frames in, q samples out
     skip = first - step * q if track.rate != rate else 0
-    wanted = None if count is None else skip + count
-    parts, held = list[Block](), 0
+    left = count
     for block in resampled(checked(track, path, step * p), track.rate, rate):
-        parts.append(block)
-        held += len(block)
-        if wanted is not None and held >= wanted:
-            break
-    joined = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-    return torch.from_numpy(joined[skip:wanted].copy())
+        part = block[skip:] if left is None else block[skip : skip + left]
+        skip -= min(skip, len(block))
+        left = None if left is None else left - len(part)
+        yield part
+        if left == 0:
+            return
 
 
-def checked(track: Track, path: Path, start: int) -> Iterator[Block]:
+def checked(track: Track, path: Place, start: int) -> Iterator[Block]:
     """The blocks of a track, which must be numbers and reach to the length that the file states."""
     at = start
     for block in track.blocks(start):
@@ -170,10 +180,10 @@ def resampled(blocks: Iterator[Block], source: int, target: int) -> Iterator[Blo
 
 
 @contextmanager
-def open_track(path: Path) -> Iterator[Track]:
+def open_track(path: Place) -> Iterator[Track]:
     """The sound of a file, open for reading inside the block; whatever its decoder dislikes becomes a DataError."""
     try:
-        with open_regular(path) as file, opened(file, path) as track:
+        with watched(path), open_regular(path) as file, opened(file, path) as track:
             if not RATES[0] <= track.rate <= RATES[1]:
                 raise DataError(f"{quoted(path)} says its sample rate is {track.rate} Hz, which is not believable.")
             yield track
@@ -183,8 +193,10 @@ def open_track(path: Path) -> Iterator[Track]:
         raise DataError(f"{quoted(path)} cannot be read as sound: {reason(error)}.") from error
 
 
-def open_regular(path: Path) -> FileIO:
+def open_regular(path: Place) -> FileIO | MemberFile:
     """A file, and nothing else: opening a pipe would wait for somebody to write into it."""
+    if isinstance(path, Member):
+        return path.open()
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -193,9 +205,9 @@ def open_regular(path: Path) -> FileIO:
 
 
 @contextmanager
-def opened(file: FileIO, path: Path) -> Iterator[Track]:
+def opened(file: FileIO | MemberFile, path: Place) -> Iterator[Track]:
     """The decoder for a file, by its extension."""
-    if os.fstat(file.fileno()).st_size == 0:
+    if size_of(file) == 0:
         raise DataError(f"{quoted(path)} is empty (0 bytes).")
     mp3 = read_mp3_head(file)
     if mp3.there < 0.99 * mp3.stated:
@@ -212,12 +224,13 @@ def opened(file: FileIO, path: Path) -> Iterator[Track]:
         return
     import soundfile
 
-    with soundfile.SoundFile(file.fileno(), closefd=False) as sound:
+    plain = isinstance(file, FileIO)  # libsndfile then reads without asking Python
+    with soundfile.SoundFile(file.fileno() if plain else file, closefd=False) as sound:
         check_end(sound, path)
         yield SoundTrack(sound)
 
 
-def check_end(sound: Any, path: Path) -> None:
+def check_end(sound: Any, path: Place) -> None:
     """Is a wav or flac file as long as it says? Told here, so that it does not depend on the part that is read."""
     if cut := re.search(r"data\s*: (\d+) \(should be (\d+)\)", sound.extra_info):
         stated, there = map(int, cut.groups())
@@ -251,6 +264,7 @@ class SoundTrack:
             frames: Block = self.sound.read(size, dtype="float32", always_2d=True)  # (n, channels)
             if len(frames) == 0:
                 return
+            renew()
             yield frames[:, 0].copy() if frames.shape[1] == 1 else frames.mean(1)
 
 
@@ -279,6 +293,7 @@ class FilmTrack:
         convert = av.AudioResampler(format="fltp", layout=self.stream.layout, rate=self.rate)
         at: int | None = None  # frame that the next samples begin at
         for packet in self.container.demux(self.stream):
+            renew()
             for decoded in packet.decode():
                 if at is None:
                     at = 0 if decoded.pts is None else round((decoded.pts - zero) * base * self.rate)
@@ -298,7 +313,12 @@ class Mp3Head(NamedTuple):
     there: int = 0  # bytes
 
 
-def read_mp3_head(file: FileIO) -> Mp3Head:
+def size_of(file: FileIO | MemberFile) -> int:
+    """Bytes."""
+    return file.size if isinstance(file, MemberFile) else os.fstat(file.fileno()).st_size
+
+
+def read_mp3_head(file: FileIO | MemberFile) -> Mp3Head:
     """Length of an mp3 by the Xing or Info tag: after its name flags, then (by bits 0 and 1) frames and bytes."""
     head, start = file.read(10), 0
     if head[:3] == b"ID3" and len(head) == 10:
@@ -314,7 +334,7 @@ def read_mp3_head(file: FileIO) -> Mp3Head:
     flags = int.from_bytes(tag.group(1), "big")
     place = slice(4, 8) if flags & 1 else slice(0, 4)
     stated = int.from_bytes(tag.group(2)[place], "big") if flags & 2 else 0
-    return Mp3Head(bool(flags & 1), stated, os.fstat(file.fileno()).st_size - start)
+    return Mp3Head(bool(flags & 1), stated, size_of(file) - start)
 
 
 def shortest(length: int, limit: int | None) -> int:

@@ -1,43 +1,33 @@
 """A function mapped over items by worker processes, results in order.
 
-torch's DataLoader does the work; this module adds what long runs need: nothing is drawn from a global generator, one
-thread per load (so that results do not depend on the machine), and workers that outlive a SIGTERM sent to the whole
-process group, because the main process still needs them to reach the end of its step and save.
+What long runs need: nothing is drawn from a global generator, one thread per load (so that results do not depend on the
+machine), workers that outlive a SIGTERM sent to the whole process group, and workers that may die: a worker that is
+killed, or hangs in a decoder, is replaced, its items are given out again, and the results are the same. See `watch` for
+what becomes of the file it had in hand.
 """
 
 from __future__ import annotations
 
-import atexit
-import os
-import signal
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Generic, TypeVar
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
+import torch.multiprocessing  # teaches connections to send tensors through shared memory
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from bridle.errors import DataError
+from bridle.data import watch
+from bridle.data.process import DataProcess
+from bridle.errors import BridleError, DataError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PREFETCH = 2  # results each worker prepares ahead
-GRACE = 2.0  # seconds a worker has to end by itself
-
-
-class Mapped(Dataset[Result], Generic[Item, Result]):
-    """A dataset whose 'indices' are items and whose samples are the function's results."""
-
-    def __init__(self, function: Callable[[Item], Result]) -> None:
-        self.function = function
-
-    def __getitem__(self, item: Item) -> Result:
-        return self.function(item)
+MOST_DEATHS = 4  # of workers without a file in hand, which no file explains
+LOOK = 0.5  # seconds between looks at the workers' deadlines
 
 
 def in_order(
@@ -45,7 +35,12 @@ def in_order(
 ) -> Iterator[Result]:
     """function(item) for each item, in order; `workers` processes compute ahead, 0 computes here."""
     if workers > 0:
-        yield from _by_workers(function, items, workers=workers, pin_memory=pin_memory)
+        crew = Crew(function, workers)
+        try:
+            for result in crew.results(iter(items)):
+                yield pinned(result) if pin_memory and torch.cuda.is_available() else result
+        finally:
+            crew.close()
         return
     for item in items:
         with one_thread():
@@ -53,69 +48,129 @@ def in_order(
         yield result
 
 
-def _by_workers(
-    function: Callable[[Item], Result], items: Iterable[Item], *, workers: int, pin_memory: bool
-) -> Iterator[Result]:
-    closing = torch.zeros(1, dtype=torch.bool).share_memory_()
-    loader: DataLoader[Result] = DataLoader(
-        Mapped(function),
-        batch_size=None,  # the function makes whole batches
-        sampler=items,  # any iterable of "indices" will do
-        num_workers=workers,
-        prefetch_factor=PREFETCH,
-        collate_fn=_as_it_is,
-        worker_init_fn=partial(_start_worker, closing, os.getpid()),
-        pin_memory=pin_memory and torch.cuda.is_available(),
-        generator=torch.Generator().manual_seed(0),  # or the iterator would draw a seed from the global generator
-    )
+class Worker(Generic[Item, Result]):
+    """One process and the items it was given, oldest first."""
 
-    def close() -> None:
-        closing.fill_(True)
+    def __init__(self, function: Callable[[Item], Result]) -> None:
+        self.function = function
+        self.waiting: deque[tuple[int, Item]] = deque()
+        self.process = DataProcess(self._serve)
 
-    # Runs before multiprocessing's own exit hook, which waits for the workers to end.
-    atexit.register(close)
-    results = iter(loader)
-    try:
+    def give(self, number: int, item: Item) -> None:
+        self.waiting.append((number, item))
+        try:
+            self.process.connection.send((number, item, watch.condemned))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it died; that shows when its answer is waited for
+
+    def take(self) -> tuple[int, Any]:
+        """An answer that is there; EOFError or OSError if the worker died before all of it came."""
+        number, result = self.process.connection.recv()
+        self.waiting.remove(next(entry for entry in self.waiting if entry[0] == number))
+        return number, result
+
+    def replace(self) -> bool:
+        """Bury the process and give its items to a new one; False if no file explains the death."""
+        explained = self.process.slot.key != watch.NOTHING
+        self.process.bury()
+        again, self.waiting = self.waiting, deque()
+        self.process = DataProcess(self._serve)
+        for number, item in again:
+            self.give(number, item)
+        return explained
+
+    def _serve(self, connection: Connection) -> None:
+        """In the worker."""
         while True:
+            number, item, condemned = connection.recv()
+            watch.condemned.update(condemned)
             try:
-                result = next(results)
-            except StopIteration:
+                result: Any = self.function(item)
+            except Exception as error:  # it belongs to whoever asked
+                result = Raised.of(error)
+            connection.send((number, result))
+
+
+class Raised(NamedTuple):
+    """An error on its way from a worker."""
+
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception) -> Raised:
+        """Errors of others may not survive the journey; they are told in words."""
+        known = isinstance(error, BridleError) or type(error).__module__ == "builtins"
+        return cls(error if known else RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+class Crew(Generic[Item, Result]):
+    """The workers of one pass."""
+
+    def __init__(self, function: Callable[[Item], Result], workers: int) -> None:
+        self.workers: list[Worker[Item, Result]] = [Worker(function) for _ in range(workers)]
+        self.deaths = 0
+
+    def results(self, items: Iterator[Item]) -> Iterator[Result]:
+        """The results in order; at most PREFETCH for each worker are on their way."""
+        ready: dict[int, Any] = {}
+        given = taken = 0
+        exhausted = False
+        while True:
+            while not exhausted and given - taken < PREFETCH * len(self.workers):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    exhausted = True
+                    break
+                min(self.workers, key=lambda worker: len(worker.waiting)).give(given, item)
+                given += 1
+            if taken == given:
                 return
+            while taken not in ready:
+                ready.update(self._wait())
+            result = ready.pop(taken)
+            if isinstance(result, Raised):
+                raise result.error
+            taken += 1
             yield result
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        raise DataError(
-            f"a data worker died ({str(error).splitlines()[0]}); it may have run out of memory, or of room in "
-            "/dev/shm. Use fewer data workers, or 0, and run the same command again."
-        ) from error
-    finally:
-        close()
-        atexit.unregister(close)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.process.close()
+
+    def _wait(self) -> list[tuple[int, Any]]:
+        """Answers that have come; dead and late workers are replaced."""
+        lines = {worker.process.connection: worker for worker in self.workers}
+        answers = []
+        for line in wait(list(lines), LOOK):
+            worker = lines[line]  # type: ignore[index]  # the lines that were given
+            try:
+                answers.append(worker.take())
+            except (EOFError, OSError):
+                self._replace(worker)
+        for worker in self.workers:
+            if worker.process.slot.late:
+                self._replace(worker)
+        return answers
+
+    def _replace(self, worker: Worker[Item, Result]) -> None:
+        if worker.replace():
+            return
+        self.deaths += 1
+        if self.deaths > MOST_DEATHS:
+            raise DataError(
+                f"a data worker died {self.deaths} times with no file in hand; it may have run out of memory, or of "
+                "room in /dev/shm. Use fewer data workers, or 0, and run the same command again."
+            )
 
 
-def _as_it_is(result: Result) -> Result:
-    return result
-
-
-def _start_worker(closing: Tensor, parent: int, worker: int) -> None:
-    """Settle a worker: one thread, deaf to signals, and leaving when the main process is done or gone."""
-    torch.set_num_threads(1)
-    for signal_ in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_, _go_on)  # not SIG_IGN, which programs started from here would inherit
-    threading.Thread(target=_leave_in_time, args=(closing, parent), daemon=True).start()
-
-
-def _go_on(signum: int, frame: object) -> None:
-    """The main process decides when to stop."""
-
-
-def _leave_in_time(closing: Tensor, parent: int) -> None:
-    """End this process, whatever it is doing, when it is no longer needed."""
-    while not closing.item() and os.getppid() == parent:
-        time.sleep(0.25)
-    time.sleep(GRACE)  # torch's own way of ending a worker comes first
-    os._exit(0)
+def pinned(value: Any) -> Any:
+    """A result with its tensors in memory that a GPU can copy from."""
+    if isinstance(value, Tensor):
+        return value.pin_memory()
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(pinned, value))
+    return value
 
 
 @contextmanager

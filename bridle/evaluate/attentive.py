@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from bridle.evaluate.features import Array, Features
+from bridle.evaluate.head import sum_of_losses
 from bridle.evaluate.logistic import fit_quality, one_column_each
 from bridle.seeding import generator
 
@@ -99,18 +99,12 @@ def _learn(items: Features, y: Tensor, mean: Tensor, scale: Tensor, decays: Sequ
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
         heads = _Heads(torch.stack(queries), torch.stack(weights), torch.stack(biases))
-        loss = _loss(_logits(items, rows, heads, mean, scale), y[torch.from_numpy(rows)], several=items.several)
+        logits = _logits(items, rows, heads, mean, scale)
+        loss = sum_of_losses(logits, y[torch.from_numpy(rows)], "bce" if items.several else "ce")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     return _Heads(torch.stack(queries).detach(), torch.stack(weights).detach(), torch.stack(biases).detach())
-
-
-def _loss(logits: Tensor, y: Tensor, *, several: bool) -> Tensor:
-    """Summed over settings, so that each learns as if it were alone; mean over items."""
-    if several:
-        return binary_cross_entropy_with_logits(logits, y.expand_as(logits), reduction="sum") / len(y)
-    return -(logits.log_softmax(dim=2) * y).sum() / len(y)
 
 
 def _logits(items: Features, rows: Array, heads: _Heads, mean: Tensor, scale: Tensor) -> Tensor:

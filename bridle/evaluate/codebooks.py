@@ -16,7 +16,16 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from bridle import distributed
 from bridle.errors import DataError
+from bridle.evaluate.advice import (
+    NOTHING,
+    InForce,
+    against_collapse,
+    against_dead_codes,
+    against_dominance,
+    against_noise,
+)
 from bridle.geometry import Geometry
 from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer
 from bridle.nn.patch import patchify
@@ -105,12 +114,14 @@ def codebook_health(
 ) -> list[StageHealth]:
     """Tokenize all batches (B, C, *input) in eval mode and judge every stage; the tokenizer is left as it was.
 
+    Collective: every rank gives its share of the batches, and all get the health over all of them.
     With `classes`, the number of labels, it is also measured what a code tells of its sample's label.
     """
     quantizer = tokenizer.quantizer
     with evaluating(tokenizer):
         found = _tokenized(tokenizer, batches)
-        return health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes)
+        T = geometry_of(tokenizer).tokens
+        return health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes, positions=T)
 
 
 @contextmanager
@@ -195,6 +206,19 @@ class CodeTally:
             for counter, label in ((self.labels, batch.label), (self.foreign, batch.label.roll(1))):
                 counter.update(batch.codes, valid=batch.valid, positions=label[:, None].expand(every.shape))
 
+    def join_ranks(self) -> None:
+        """Count what all ranks have counted (collective)."""
+        if not distributed.is_active():
+            return
+        self.usage, self.labels, self.foreign = (c.over_ranks() for c in (self.usage, self.labels, self.foreign))
+        self.flat = [distributed.sum_over_ranks(count) for count in self.flat]
+        for counter in self.tuples:
+            counter.merge(distributed.gather_rows(counter.smallest))
+        self.energy = distributed.sum_over_ranks(self.energy)
+        known = distributed.gather_json([self.weight, self.labelled, self.flatness_known])
+        self.weight = sum(weight for weight, _, _ in known)
+        self.labelled, self.flatness_known = (all(row[i] for row in known) for i in (1, 2))
+
     def stages(self, codebooks: Sequence[Tensor] | None) -> list[StageHealth]:
         """One record per stage; `codebooks` are M tensors (K_m, Dq)."""
         information = self.usage.information()
@@ -238,43 +262,52 @@ def health_of_codes(
     codebooks: Sequence[Tensor] | None = None,
     *,
     classes: int | None = None,
+    positions: int | None = None,
 ) -> list[StageHealth]:
-    """One record per stage from codes in [0, K_m); `codebooks` are M tensors (K_m, Dq)."""
-    tally: CodeTally | None = None
-    for batch in batches:
-        if tally is None:
-            tally = CodeTally(sizes, positions=batch.codes.shape[1], classes=classes)
-        tally.add(batch)
+    """One record per stage from codes in [0, K_m); `codebooks` are M tensors (K_m, Dq).
+
+    With `positions` (T) given, batches of all ranks count together (collective); else T is that of the first batch.
+    """
+
+    def counted() -> CodeTally | None:
+        tally = None if positions is None else CodeTally(sizes, positions=positions, classes=classes)
+        for batch in batches:
+            tally = tally or CodeTally(sizes, positions=batch.codes.shape[1], classes=classes)
+            tally.add(batch)
+        return tally
+
+    tally = distributed.done_together(counted) if positions is not None else counted()
+    if tally is not None and positions is not None:
+        tally.join_ranks()
     if tally is None or tally.usage.tokens == 0:
         raise DataError("there are no tokens to judge the codebooks by; expected at least one batch.")
     return tally.stages(codebooks)
 
 
-def verdicts(stages: Sequence[StageHealth]) -> list[Verdict]:
-    """At least one verdict for each stage: what is wrong and what to try, or that it is healthy."""
-    return [verdict for stage in stages for verdict in _verdicts_on(stage)]
+def verdicts(stages: Sequence[StageHealth], known: InForce = NOTHING) -> list[Verdict]:
+    """At least one verdict for each stage: what is wrong and what to try, or that it is healthy.
+
+    With the run's settings as `known`, nothing is proposed that is done already.
+    """
+    return [verdict for stage in stages for verdict in _verdicts_on(stage, known)]
 
 
-def _verdicts_on(stage: StageHealth) -> list[Verdict]:
+def _verdicts_on(stage: StageHealth, known: InForce) -> list[Verdict]:
     used = f"{100 * stage.usage_rate:.0f} % of {stage.codes:,} codes in use, effective use {stage.effective_usage:.2f}"
     if stage.tokens < TOKENS_PER_CODE * stage.codes:
         text = f"cannot be judged: {stage.tokens:,} tokens are too few for {stage.codes:,} codes; use more samples."
         return [Verdict(stage.stage, "warn", text)]
     found = list[Verdict]()
     if stage.usage_rate < COLLAPSED_USAGE or stage.effective_usage < COLLAPSED_EFFECTIVE:
-        advice = (
-            "train the tokenizer longer (tokenizer_phase.steps), keep loss.centre_teacher=position and "
-            "quantizer.start=kmeans, or use fewer codes (quantizer.codes)."
-        )
-        found.append(Verdict(stage.stage, "bad", f"collapsed: {used}. Try this: {advice}"))
+        text = f"collapsed: {used}. Try this: {against_collapse(known)}"
+        found.append(Verdict(stage.stage, "bad", text))
     elif 1 - stage.usage_rate > DEAD_SHARE:
         dead = round((1 - stage.usage_rate) * stage.codes)
-        advice = "quantizer.reset_below=1 redraws unused codes at the start; or use fewer codes (quantizer.codes)."
-        found.append(
-            Verdict(stage.stage, "warn", f"{dead:,} of {stage.codes:,} codes are never used. Try this: {advice}")
-        )
+        text = f"{dead:,} of {stage.codes:,} codes are never used. Try this: {against_dead_codes(known)}"
+        found.append(Verdict(stage.stage, "warn", text))
     if is_dominant(stage.top_share, codes=stage.codes):
-        text = f"one code takes {100 * stage.top_share:.0f} % of all tokens; {_about_top(stage)}"
+        flat = None if stage.top_flat is None or stage.top_flat < DOMINANT_SHARE else f"{100 * stage.top_flat:.0f} %"
+        text = f"one code takes {100 * stage.top_share:.0f} % of all tokens; {against_dominance(known, flat=flat)}"
         found.append(Verdict(stage.stage, "warn", text))
     if _tells_position(stage):
         advice = "codes describe where a patch is, not what it shows; a tokenizer should not see positions."
@@ -284,21 +317,10 @@ def _verdicts_on(stage: StageHealth) -> list[Verdict]:
         name = next(iter(NOISES))
         text = (
             f"only {100 * stage.agreement[name]:.0f} % of the codes survive {name} of the data's spread: they describe "
-            "noise. Try this: fewer codes (quantizer.codes), or a longer tokenizer phase (tokenizer_phase.steps)."
+            f"noise. Try this: {against_noise(known)}"
         )
         found.append(Verdict(stage.stage, "warn", text))
     return found or [Verdict(stage.stage, "ok", f"healthy: {used}.")]
-
-
-def _about_top(stage: StageHealth) -> str:
-    """Where a dominant code comes from, as far as the patches tell, and what to try."""
-    rule = "quantizer.residual=once, which does not blow up small residuals"
-    if stage.top_flat is None or stage.top_flat < DOMINANT_SHARE:
-        return f"often silence, padding or a flat background: check the data, and prefer {rule}."
-    return (
-        f"{100 * stage.top_flat:.0f} % of these are patches in which nothing varies, such as digital silence or an "
-        f"even background: leave out or crop samples that are mostly empty, and prefer {rule}."
-    )
 
 
 def _is_unsteady(stage: StageHealth) -> bool:

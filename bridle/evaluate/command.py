@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from bridle import distributed
 from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.build import is_labelled, open_data
+from bridle.data.cache import MEGABYTE
 from bridle.errors import ConfigError, DataError, UsageError
+from bridle.evaluate.cache import FeatureCache
 from bridle.evaluate.judge import Judge
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import finished_phases, restore_nets
@@ -31,10 +34,11 @@ MAY_CHANGE = (
 def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
     """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew."""
     trained, config = _configs(folder, overrides)
-    results = _results(folder / "probe.json", _header(config))
-    if _header(config) == _header(trained):
-        take_over(folder / "results.json", results)
-    return _evaluate(folder, trained, config, results, "linear")
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        results = _results(folder / "probe.json", _header(config))
+        if _header(config) == _header(trained):
+            take_over(folder / "results.json", results)
+        return _evaluate(folder, trained, config, results, "linear")
 
 
 def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
@@ -42,8 +46,9 @@ def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
     trained, config = _configs(folder, overrides)
     if config.probe.pool == "attentive":
         raise ConfigError("probe.pool: 'attentive' learns with a linear classifier; use mean, axis or class for k-NN.")
-    results = _results(folder / "knn.json", {**_header(config), "evaluation": "k-NN"})
-    return _evaluate(folder, trained, config, results, "neighbours")
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        results = _results(folder / "knn.json", {**_header(config), "evaluation": "k-NN"})
+        return _evaluate(folder, trained, config, results, "neighbours")
 
 
 def take_over(path: Path, results: Results) -> None:
@@ -77,7 +82,9 @@ def _evaluate(
         )
     # A probe computes in fp32, whatever the run was trained in.
     machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
-    judge = Judge(config, splits, machine, results, progress, strict=True, classifier=classifier)
+    kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=progress.note)
+    cache = kept if config.probe.cache_mb else None
+    judge = Judge(config, splits, machine, results, progress, strict=True, classifier=classifier, cache=cache)
     for path in ends:
         loaded = load_checkpoint(path)
         iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
@@ -112,5 +119,6 @@ def _results(path: Path, header: Mapping[str, Any]) -> Results:
 
 def _header(config: Config) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
-    protocol = {"probe": config.probe.model_dump(mode="json"), **data, "crops": config.video.crops, "seed": config.seed}
+    probe = config.probe.model_dump(mode="json", exclude={"cache_mb"})
+    protocol = {"probe": probe, **data, "crops": config.video.crops, "seed": config.seed}
     return {**results_header(config), "protocol": protocol}

@@ -15,10 +15,11 @@ from bridle.data.build import open_data
 from bridle.data.loader import Batch, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, UsageError
+from bridle.evaluate.advice import in_force
 from bridle.evaluate.codebooks import code_agreement, codebook_health, verdicts
 from bridle.models.build import Nets
 from bridle.seeding import generator
-from bridle.train.checkpoint import checkpoint_folders, write_json
+from bridle.train.checkpoint import checkpoint_folders, is_exported, write_json
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.engine import move
 from bridle.train.interleave import restore_nets
@@ -73,6 +74,8 @@ def examine_run(
 def ended_iterations(folder: Path, iteration: int | None = None) -> list[Ended]:
     """For each iteration (or the one asked for) its last finished phase."""
     last: dict[int, Path] = {}
+    if is_exported(folder):
+        last[int(load_checkpoint(folder).state["iteration"])] = folder
     for path in checkpoint_folders(folder / "checkpoints"):  # oldest first
         parts = path.name.split("-")  # pNNNN-iterR-PHASE-STEP-end
         if parts[-1] == "end" and len(parts) == 5 and parts[1].removeprefix("iter").isdigit():
@@ -108,7 +111,7 @@ def examine(nets: Nets, config: Config, source: Source, machine: Machine, *, ite
         "samples": count,
         "unusable": len(bad),
         "codebooks": [{**stage._asdict(), "norms_start": norms} for stage, norms in zip(stages, starts, strict=True)],
-        "verdicts": [verdict._asdict() for verdict in verdicts(stages)],
+        "verdicts": [verdict._asdict() for verdict in verdicts(stages, in_force(config, nets.tokenizer))],
     }
 
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bridle import distributed
 from bridle.errors import DataError, NonFiniteError
 from bridle.seeding import generator
 
@@ -50,21 +51,30 @@ class Features(NamedTuple):
         return Features(self.x[rows], self.y[rows], None if self.valid is None else self.valid[rows])
 
 
+# What ranks other than the first hold.
+NO_FEATURES = Features(np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.int64))
+
+
 def collect_features(
     batches: Iterable[Batch], features: Callable[[Tensor, Tensor | None], Tensor], *, views: int = 1
 ) -> Features:
     """Run `features(x, valid) -> (B, D)` over all batches, without gradients, and join the rows in order.
 
+    Collective: every rank brings its share of the batches, rank 0 gets all rows.
     Each item comes as `views` rows that follow one another in the same batch; its features are their mean.
     """
     xs: list[Tensor] = []
     ys: list[Tensor] = []
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def run() -> None:
         for index, batch in enumerate(batches):
             ys.append(_labels(batch, index)[::views])
             found = features(batch.x, batch.valid).float()
             _require_finite(found, index)
             xs.append(found.unflatten(0, (-1, views)).mean(dim=1).cpu())  # (B, D) -> (B/V, D)
+
+    distributed.done_together(run)
     return Features(_joined(xs).numpy(), _joined(ys).numpy())
 
 
@@ -78,7 +88,9 @@ def collect_tokens(
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     real: list[Tensor] = []
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def run() -> None:
         for index, batch in enumerate(batches):
             ys.append(_labels(batch, index)[::views])
             found = tokens(batch.x, batch.valid).float()
@@ -88,6 +100,8 @@ def collect_tokens(
             xs.append(found.reshape(-1, views * found.shape[1], found.shape[2]).cpu())  # (B, T, D) -> (B/V, V·T, D)
             real.append(valid.reshape(-1, views * valid.shape[1]).cpu())
             _require_room(items, xs[0][0].numel())
+
+    distributed.done_together(run)
     valid = _joined(real)
     return Features(_joined(xs).numpy(), _joined(ys).numpy(), None if bool(valid.all()) else valid.numpy())
 
@@ -123,9 +137,11 @@ def _require_room(items: int, numbers: int) -> None:
 
 
 def _joined(rows: list[Tensor]) -> Tensor:
-    if not rows:
+    """The rows of all ranks on rank 0, none elsewhere."""
+    joined = distributed.rows_on_first_rank(rows)
+    if joined is None:
         raise DataError("there are no items to collect features from; expected at least one batch.")
-    return torch.cat(rows)
+    return joined
 
 
 def raw_features(x: Tensor, valid: Tensor | None = None, *, grid: Sequence[int] | None = None) -> Tensor:

@@ -14,20 +14,23 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle import distributed, failpoints
 from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.balance import balancing_weights, label_set
 from bridle.data.build import open_data
 from bridle.data.mixing import mixed
-from bridle.data.part import part_of, spread
+from bridle.data.part import part_of
 from bridle.data.sources import Labels, Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
 from bridle.evaluate.features import stratified
+from bridle.evaluate.items import choose_items
 from bridle.evaluate.scoring import Scored, blind_score, score_items, true_labels
 from bridle.evaluate.transfer import Part, summarise
 from bridle.models.build import build_classifier, build_encoder
@@ -38,8 +41,8 @@ from bridle.train.checkpoint import write_json
 from bridle.train.finetune import Loss, Tuned, finetune
 from bridle.train.interleave import finished_phases, restore_nets
 from bridle.train.log import Callback, ProgressLine, read_rows, tensorboard_if_installed
-from bridle.train.run import Results, Run, record_settings, results_header
-from bridle.train.runtime import Machine, StopRequest, locked
+from bridle.train.run import Results, Run, locked_by_first, record_settings, results_header
+from bridle.train.runtime import Machine, StopRequest
 
 MAY_CHANGE = (
     *("finetune.", "data.root", "data.manifest", "data.layout", "data.segments", "data.test_fold", "data.views"),
@@ -93,12 +96,21 @@ def finetune_run(
     _require_finetune_keys(read_config(stored), config)
     start = find_start(folder, config, iteration)
     place = folder / "finetune" / f"{start.name}-{protocol_digits(config)}"
-    if not (place / "result.json").is_file():
-        place.mkdir(parents=True, exist_ok=True)
-        with locked(place), StopRequest().listening() as stop:
-            job = Job(place, config, start, stop, callbacks, command)
-            write_json(place / "result.json", job.entry())
-    return gather_results(folder, config)
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        if not distributed.done_once(lambda: is_finished(place)):
+            with locked_by_first(place), StopRequest().listening() as stop:
+                job = Job(place, config, start, stop, callbacks if distributed.rank() == 0 else (), command)
+                entry = job.entry()
+                distributed.done_once(lambda: write_json(place / "result.json", entry))
+        return gather_results(folder, config)
+
+
+def is_finished(place: Path) -> bool:
+    """Is there a result in this folder? If not, the folder is made."""
+    if (place / "result.json").is_file():
+        return True
+    place.mkdir(parents=True, exist_ok=True)
+    return False
 
 
 class Job:
@@ -128,11 +140,15 @@ class Job:
         units = find_units(splits, self.config, task)
         for number, unit in enumerate(units, start=1):
             folder = self.place / unit.name
-            if not (folder / FIGURES).is_file():
+            if not distributed.done_once((folder / FIGURES).is_file):
                 which = f", fold {number} of {len(units)}" if unit.name else ""
                 self.progress.note(f"fine-tuning from {self.start.name}{which}: {len(unit.train)} items")
-                folder.mkdir(exist_ok=True)
+                distributed.done_once(partial(folder.mkdir, exist_ok=True))
                 self.tune(folder, unit, task)
+        return distributed.done_once(lambda: self.together(units))
+
+    def together(self, units: Sequence[Unit]) -> dict[str, Any]:
+        """What all folds say, as an entry."""
         figures = [read_json(self.place / unit.name / FIGURES) for unit in units]
         found = figures[0]
         if len(units) > 1:
@@ -151,8 +167,8 @@ class Job:
     def tune(self, folder: Path, unit: Unit, task: Task) -> None:
         """Train one model to its end and score its test items."""
         settings = self.config.finetune
-        record_settings(folder, self.config, command=self.command)
-        everyone = [*self.callbacks, *tensorboard_if_installed(folder)]
+        distributed.done_once(lambda: record_settings(folder, self.config, command=self.command))
+        everyone = [*self.callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
         nets = self.build(task)
         source = mixed(unit.train, self.config.augment)  # partners too come from this unit's training items
         run = Run(folder, self.config, self.machine, source, nets, self.stop, self.progress, everyone)
@@ -163,6 +179,7 @@ class Job:
         try:
             model = finetune(run, iteration=self.start.iteration, loss=task.loss)
             with self.stop.leaving_at_once("the fine-tuned model is saved, its test items are not scored yet."):
+                failpoints.hit("evaluation.begin")
                 scored = score_items(
                     model,
                     unit.test,
@@ -171,15 +188,22 @@ class Job:
                     several=task.several,
                     exclusive=task.loss == "ce",
                 )
-            scored.save(folder / SCORES)
-            figures = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0).as_dict()
-            figures["seconds"] = training_seconds(read_rows(folder / "metrics.jsonl"), self.config.finetune.batch)
-            write_json(folder / FIGURES, figures)
+            failpoints.hit("evaluation.end")
+            figures = distributed.done_once(lambda: self.figures(folder, unit, scored))
             for callback in everyone:
                 callback.on_evaluation({"iteration": self.start.iteration, "finetune": figures})
         finally:
             for callback in everyone:
                 callback.on_end()
+
+    def figures(self, folder: Path, unit: Unit, scored: Scored | None) -> dict[str, Any]:
+        """Write what one model is worth; rank 0's work."""
+        assert scored is not None  # rank 0 has the scores of all items
+        scored.save(folder / SCORES)
+        figures = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0).as_dict()
+        figures["seconds"] = training_seconds(read_rows(folder / "metrics.jsonl"), self.config.finetune.batch)
+        write_json(folder / FIGURES, figures)
+        return figures
 
     def build(self, task: Task) -> Tuned:
         """The starting encoder with a new head, and a second one for the mean of the weights if wanted."""
@@ -250,10 +274,10 @@ def labels_of(source: Source, where: str = "the data") -> Labels:
 
 def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
     """One unit for a given test split, one per fold, or one with a part of each class held back for the test."""
-    limit = config.finetune.items
-    kept = spread(len(splits.train), limit)
+    folds = splits.folds if splits.test is None else None
+    kept = _chosen(splits.train, config, "train", folds)
     if splits.test is not None:
-        test = part_of(splits.test, spread(len(splits.test), limit))
+        test = part_of(splits.test, _chosen(splits.test, config, "test"))
         return [Unit("", part_of(splits.train, kept), test)]
     if splits.folds is not None:
         of = [splits.folds[i] for i in kept]
@@ -266,6 +290,12 @@ def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
     if not held.any():
         raise DataError("cannot hold back a test split: no class has two items; add labelled items or a test split.")
     return [_unit(splits.train, kept, held, "")]
+
+
+def _chosen(source: Source, config: Config, split: str, folds: Sequence[int] | None = None) -> list[int]:
+    """The items of a split that are used, the same that a probe of so many items uses."""
+    limit, seed = config.finetune.items, config.seed
+    return choose_items(len(source), limit, labels=source.labels, folds=folds, seed=seed, split=split)
 
 
 def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: str) -> Unit:

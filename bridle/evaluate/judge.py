@@ -2,35 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
+from bridle import distributed
 from bridle.config import Config
 from bridle.data.build import is_labelled
 from bridle.data.loader import Batch, Loader, sequential
-from bridle.data.part import part_of, spread
+from bridle.data.part import part_of
 from bridle.data.sources import Source, Splits, Views
 from bridle.errors import DataError
+from bridle.evaluate.advice import in_force
 from bridle.evaluate.attentive import fit_attentive
+from bridle.evaluate.cache import FeatureCache, data_digest, make_key, weights_digest
 from bridle.evaluate.codebooks import codebook_health, verdicts
 from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
+from bridle.evaluate.fewshot import beside, few_shots
+from bridle.evaluate.head import fit_head
+from bridle.evaluate.items import choose_items
 from bridle.evaluate.logistic import fit_logistic
 from bridle.evaluate.neighbours import fit_neighbours
-from bridle.evaluate.transfer import Method, ProbeResult, Result, score_folds, score_split
+from bridle.evaluate.retrieval import retrieval
+from bridle.evaluate.transfer import (
+    LabelsResult,
+    Method,
+    Pair,
+    ProbeResult,
+    Result,
+    fold_pairs,
+    score_pairs,
+    split_pairs,
+)
 from bridle.models.build import Nets, build_encoder
 from bridle.models.encoder import Encoded, Encoder
-from bridle.nn.pooling import axis_pool, mean_pool
+from bridle.nn.pooling import axis_pool, deviation_pool
 from bridle.train.engine import move
-from bridle.train.log import ProgressLine
+from bridle.train.log import ProgressLine, clock
 from bridle.train.run import Results
 from bridle.train.runtime import Machine
 
 MOST_ROWS = 256  # samples that go through a network at once
 MOST_NUMBERS = 2**24  # of their inputs together; of large inputs fewer go at once
+
+QUIET_SECONDS = 2.0  # before progress is shown
 
 Collect = Callable[[Source], Features]
 
@@ -48,15 +68,16 @@ class Judge:
         *,
         strict: bool = False,
         classifier: Literal["linear", "neighbours"] = "linear",
+        cache: FeatureCache | None = None,
     ) -> None:
-        self.strict, self.classifier = strict, classifier
+        self.strict, self.classifier, self.cache = strict, classifier, cache
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
-        limit = config.probe.items
-        kept = spread(len(splits.train), limit)
-        self.train = part_of(splits.train, kept)
-        self.test = None if splits.test is None else part_of(splits.test, spread(len(splits.test), limit))
         # Where there is a test split the folds of the others do not matter.
-        self.folds = [splits.folds[i] for i in kept] if splits.folds is not None and splits.test is None else None
+        folds = splits.folds if splits.test is None else None
+        kept = self.chosen(splits.train, "train", folds)
+        self.train = part_of(splits.train, kept)
+        self.test = None if splits.test is None else part_of(splits.test, self.chosen(splits.test, "test"))
+        self.folds = None if folds is None else [folds[i] for i in kept]
         self.everything = splits.train  # codebook health is about the whole set, however few items are probed
         self.labelled = is_labelled(splits.train)
         self.rows = max(1, min(MOST_ROWS, MOST_NUMBERS // prod(config.geometry.build().shape)))
@@ -64,8 +85,10 @@ class Judge:
     def __call__(self, nets: Nets) -> dict[str, Any]:
         """One entry of results.json."""
         found = self.probed(nets.encoder) if self.labelled else None
+        if nets.own_tokenizer is None:
+            return {"probe": found, "codebooks": [], "verdicts": []}
         stages = self.codebooks(nets)
-        judged = verdicts(stages)
+        judged = verdicts(stages, in_force(self.config, nets.tokenizer))
         for verdict in judged:
             if verdict.level != "ok":
                 self.progress.note(f"codebook warning, stage {verdict.stage}: {verdict.text}")
@@ -76,6 +99,11 @@ class Judge:
             ],
             "verdicts": [verdict._asdict() for verdict in judged],
         }
+
+    def chosen(self, source: Source, split: str, folds: Sequence[int] | None = None) -> list[int]:
+        """The items of a split that are probed."""
+        limit, seed = self.config.probe.items, self.config.seed
+        return choose_items(len(source), limit, labels=source.labels, folds=folds, seed=seed, split=split)
 
     def probed(self, encoder: Encoder) -> dict[str, Any] | None:
         """The probe's result. In training, labelled data that is not whole costs the probe and not the run."""
@@ -89,6 +117,8 @@ class Judge:
             self.progress.note(f"no probe, because the labelled data is not whole: {error}")
             return None
         self.progress.note(f"{'linear probe' if self.classifier == 'linear' else 'k-NN'}: {in_words(found)}")
+        if found.few_shot is not None:
+            found = found._replace(few_shot=beside(found.few_shot, self.results.value["baselines"]))
         return found.as_dict()
 
     def baselines(self) -> dict[str, Any]:
@@ -96,12 +126,16 @@ class Judge:
         self.progress.note("probing the baselines: raw features, untrained encoder")
         grid = self.config.geometry.build().grid
         untrained = build_encoder(self.config).to(self.machine.device).eval()
-        raw = self.probe(self.vectors(lambda x, valid: raw_features(x, valid, grid=grid)), self.vector_method())
+        raw = self.probe(
+            self.kept(self.vectors(lambda x, valid: raw_features(x, valid, grid=grid)), {"features": "raw"}),
+            self.vector_method(),
+        )
         return {"raw": raw.as_dict(), "untrained": self.probe_encoder(untrained).as_dict()}
 
     def probe_encoder(self, encoder: Encoder) -> Result:
         """A classifier on the pooled features of a frozen encoder."""
         settings, grid = self.config.probe, self.config.geometry.build().grid
+        kept = settings.axis if settings.pool == "axis" else None
         encoder.eval()
 
         def pooled(x: Tensor, valid: Tensor | None) -> Tensor:
@@ -109,24 +143,78 @@ class Judge:
             if settings.pool == "class":
                 assert encoded.class_token is not None  # the config is refused without one
                 return encoded.class_token
-            if settings.pool == "axis":
-                return axis_pool(encoded.z, grid, settings.axis, valid)
-            return mean_pool(encoded.z, valid)
+            mean = axis_pool(encoded.z, grid, kept, valid)
+            if not settings.deviation:
+                return mean
+            return torch.cat([mean, deviation_pool(encoded.z, grid, kept, valid)], dim=1)
 
+        what: dict[str, Any] = {"features": settings.pool, "axis": kept, "deviation": settings.deviation}
+        if self.cache is not None:
+            what |= {"weights": weights_digest(encoder), "encoder": self.config.encoder.model_dump(mode="json")}
         if settings.pool == "attentive" and self.classifier == "linear":
-            tokens = self.tokens(lambda x, valid: encoder(x, valid=valid).z)
+            tokens = self.kept(self.tokens(lambda x, valid: encoder(x, valid=valid).z), what)
             return self.probe(tokens, partial(fit_attentive, seed=self.config.seed))
-        return self.probe(self.vectors(pooled), self.vector_method())
+        return self.probe(self.kept(self.vectors(pooled), what), self.vector_method())
 
     def vector_method(self) -> Method:
-        return fit_logistic if self.classifier == "linear" else fit_neighbours
+        settings = self.config.probe
+        if self.classifier == "neighbours":
+            return fit_neighbours
+        if settings.head == "logistic":
+            return fit_logistic
+        return partial(
+            fit_head, optimizer=settings.head, loss=settings.loss, epochs=settings.epochs,
+            batch_norm=settings.batch_norm, seed=self.config.seed,
+        )  # fmt: skip
 
     def probe(self, collect: Collect, method: Method) -> Result:
-        train, seed = collect(self.train), self.config.seed
+        """The main scores, and beside them those with few labels, or of retrieval."""
+        train = collect(self.train)
+        test = None if self.test is None else collect(self.test)
+        return solved_once(lambda: self.solve(train, test, method))
+
+    def solve(self, train: Features, test: Features | None, method: Method) -> Result:
+        """On rank 0, which has the features of all."""
+        pairs, seed, settings = self.pairs(train, test), self.config.seed, self.config.probe
+        found = score_pairs(method, pairs(), seed=seed)
+        if self.classifier == "neighbours":
+            nearest = retrieval(pairs(), seed=seed)
+            return found._replace(retrieval=None if nearest is None else nearest.as_dict())
+        if settings.shots:
+            total = len(settings.shots) * settings.draws * (1 if self.folds is None else len(set(self.folds)))
+            few = few_shots(
+                pairs(), shots=settings.shots, draws=settings.draws, seed=seed,
+                tell=partial(self.show_progress, "few-shot probe", time.monotonic(), total),
+            )  # fmt: skip
+            return found._replace(few_shot=[one.as_dict() for one in few])
+        return found
+
+    def pairs(self, train: Features, test: Features | None) -> Callable[[], Iterator[Pair]]:
+        """Training and test items as often as they are asked for."""
+        seed = self.config.seed
         if self.folds is not None:
-            return score_folds(method, train, self.folds, seed=seed)
-        train, test = split_features(train, seed=seed) if self.test is None else (train, collect(self.test))
-        return score_split(method, train, test, seed=seed)
+            return partial(fold_pairs, train, self.folds, seed=seed)
+        if test is None:
+            train, test = split_features(train, seed=seed)
+        return partial(split_pairs, train, test, seed=seed)
+
+    def kept(self, collect: Collect, what: Mapping[str, Any]) -> Collect:
+        """The same, read from the cache where these features (`what`) of the same items were collected before."""
+        cache, config = self.cache, self.config
+        if cache is None or distributed.is_active():  # ranks might not agree on what is kept
+            return collect
+        data = config.data.model_dump(mode="json", exclude={"root", "manifest", "workers", "cache_mb", "bad_share"})
+        sections = ("geometry", "audio", "video")
+        seen = {"data": data, **{name: getattr(config, name).model_dump(mode="json") for name in sections}}
+
+        def kept(source: Source) -> Features:
+            items = data_digest(source)
+            if items is None:
+                return collect(source)
+            device = self.machine.device.type
+            return cache.get(make_key({**what, **seen, "items": items, "device": device}), lambda: collect(source))
+
+        return kept
 
     def vectors(self, features: Callable[[Tensor, Tensor | None], Tensor]) -> Collect:
         def collect(source: Source) -> Features:
@@ -151,8 +239,9 @@ class Judge:
         assert data.std is not None
         # A loader, because a file that cannot be read must not end a pretraining run here: it is replaced.
         loader = Loader(
-            source=self.everything, seed=self.config.seed, phase="codebooks", batch=self.rows, mean=data.mean,
-            std=data.std, workers=data.workers,
+            source=self.everything, seed=self.config.seed, phase="codebooks",
+            batch=self.rows * distributed.world_size(), mean=data.mean, std=data.std, workers=data.workers,
+            rank=distributed.rank(), world_size=distributed.world_size(),
         )  # fmt: skip
         batches = loader.first(len(self.everything), rows=self.rows)
         return codebook_health(nets.tokenizer, (move(batch, self.machine.device) for batch in batches))
@@ -162,9 +251,29 @@ class Judge:
         data = self.config.data
         assert data.mean is not None  # a run's config always has them
         assert data.std is not None
-        rows = max(1, self.rows // source.views) * source.views
-        for batch in sequential(source, batch=rows, mean=data.mean, std=data.std, workers=data.workers):
+        rows, began, done = max(1, self.rows // source.views) * source.views, time.monotonic(), 0
+        for batch in sequential(
+            source, batch=rows, mean=data.mean, std=data.std, workers=data.workers,
+            rank=distributed.rank(), world_size=distributed.world_size(),
+        ):  # fmt: skip
             yield move(batch, self.machine.device)
+            done += len(batch.x) * distributed.world_size()
+            self.show_progress("features of items", began, len(source), min(done, len(source)))
+
+    def show_progress(self, what: str, began: float, total: int, done: int) -> None:
+        """A line about work that takes long; what is soon done goes without."""
+        if (spent := time.monotonic() - began) > QUIET_SECONDS:
+            text = f"{what} {done:,}/{total:,}"
+            self.progress.show(f"{text} · ETA {clock(spent / done * (total - done))}", text)
+
+
+def solved_once(solve: Callable[[], Result]) -> Result:
+    """Rank 0 solves, all ranks get what it found."""
+    if not distributed.is_active():
+        return solve()
+    name, fields = distributed.done_once(lambda: (type(found := solve()).__name__, found._asdict()))
+    kind = ProbeResult if name == ProbeResult.__name__ else LabelsResult
+    return kind(**fields)
 
 
 def in_words(found: Result) -> str:

@@ -34,6 +34,8 @@ TOLERANCE = (
 KEPT_AXES = 1e-10  # principal axes with less than this share of the largest eigenvalue tell nothing
 SMALLEST_CURVATURE = 1e-4  # of a_k: where all answers are certain the model of the Hessian must not vanish
 
+Moments = tuple[Tensor, Tensor]  # mean and deviation (D,), float64
+
 
 class LinearClassifier(NamedTuple):
     """A fitted classifier: scores = (x − mean)/scale · weight + bias, as log-probabilities where classes exclude."""
@@ -70,14 +72,17 @@ class _Solved(NamedTuple):
     converged: bool
 
 
-def fit_logistic(train: Features, held: Array, *, strengths: Sequence[float] = STRENGTHS) -> LinearClassifier:
+def fit_logistic(
+    train: Features, held: Array, *, strengths: Sequence[float] = STRENGTHS, moments: Moments | None = None
+) -> LinearClassifier:
     """Choose C on the `held` (N,) part of the training items, then fit all of them with it.
 
-    Ties go to the stronger regularisation. Weaker and weaker regularisation is tried only until it has hurt by a
-    point, or twice in a row: such fits take longest and do not recover.
+    Features are standardised by `moments`, the training items' own without them. Ties go to the stronger
+    regularisation. Weaker and weaker regularisation is tried only until it has hurt by a point, or twice in a row: such
+    fits take longest and do not recover.
     """
     path = sorted(strengths)
-    rotated, (classes, targets) = _rotate(train.x), one_column_each(train)
+    rotated, (classes, targets) = _rotate(train.x, moments or moments_of(train.x)), one_column_each(train)
     strength, near = path[len(path) // 2], None
     if held.any() and len(path) > 1:
         validation, rest = torch.from_numpy(held), torch.from_numpy(~held)
@@ -118,11 +123,16 @@ def _scores(logits: Tensor, *, several: bool) -> Array:
     return found
 
 
-def _rotate(features: Array) -> _Rotated:
+def moments_of(features: Array) -> Moments:
+    """Mean and deviation (D,) of features (N, D)."""
     x = torch.from_numpy(features).double()
     mean, scale = x.mean(dim=0), x.std(dim=0, correction=0)
-    scale = torch.where(scale > 1e-8, scale, 1.0)  # a constant feature stays at zero
-    x = (x - mean) / scale
+    return mean, torch.where(scale > 1e-8, scale, 1.0)  # a constant feature stays at zero
+
+
+def _rotate(features: Array, moments: Moments) -> _Rotated:
+    mean, scale = moments
+    x = (torch.from_numpy(features).double() - mean) / scale
     N, D = x.shape
     if D <= N:
         spread, axes = torch.linalg.eigh(x.T @ x)

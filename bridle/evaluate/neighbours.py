@@ -32,14 +32,14 @@ class NeighbourClassifier(NamedTuple):
 
     def scores(self, items: Features) -> Array:
         """(N, K) shares of the votes."""
-        (found,) = _votes(self.x, self.y, _unit(items.x), [int(self.setting["neighbours"])])
+        (found,) = _votes(self.x, self.y, unit_rows(items.x), [int(self.setting["neighbours"])])
         return found
 
 
 def fit_neighbours(train: Features, held: Array, *, neighbours: Sequence[int] = NEIGHBOURS) -> NeighbourClassifier:
     """Choose k on the `held` (N,) part of the training items; ties go to the smaller k."""
     classes, targets = one_column_each(train)
-    x, y = _unit(train.x), targets.float()
+    x, y = unit_rows(train.x), targets.float()
     rest = torch.from_numpy(~held)
     possible = sorted({min(k, int(rest.sum())) for k in neighbours})
     best = possible[len(possible) // 2]
@@ -49,7 +49,8 @@ def fit_neighbours(train: Features, held: Array, *, neighbours: Sequence[int] = 
     return NeighbourClassifier(classes, x, y, {"neighbours": best})
 
 
-def _unit(x: Array) -> Tensor:
+def unit_rows(x: Array) -> Tensor:
+    """(N, D) scaled to length one."""
     return torch.nn.functional.normalize(torch.from_numpy(x), dim=1)
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
+from torch import Tensor
 
+from bridle import distributed
 from bridle.config import Config
 from bridle.data.balance import label_set
 from bridle.data.loader import sequential
@@ -44,9 +46,10 @@ class Scored(NamedTuple):
 @torch.no_grad()
 def score_items(
     model: Classifier, source: Source, *, config: Config, machine: Machine, several: bool, exclusive: bool
-) -> Scored:
+) -> Scored | None:
     """Score every item in fp32, eval mode, over all its views; an item that cannot be read stops it by name.
 
+    Collective: the ranks share the items, and rank 0 gets the scores of all.
     Probabilities are a softmax where classes are `exclusive` (trained with CE), else one sigmoid each.
     """
     data, views = config.data, Views(source)
@@ -55,12 +58,25 @@ def score_items(
     assert source.labels is not None  # fine-tuning begins with labels
     model.eval()
     rows = min(config.finetune.micro_batch or config.finetune.batch, MOST_ROWS)
-    found = []
-    for batch in sequential(views, batch=rows, mean=data.mean, std=data.std, workers=data.workers):
-        moved = move(batch, machine.device)
-        logits = model(moved.x, valid=moved.valid).float()
-        found.append((logits.softmax(1) if exclusive else logits.sigmoid()).cpu())
-    scores = torch.cat(found).unflatten(0, (len(source), views.views)).mean(1)  # (N·V, K) -> (N, K)
+    found: list[Tensor] = []
+
+    batches = sequential(
+        views, batch=rows, mean=data.mean, std=data.std, workers=data.workers,
+        rank=distributed.rank(), world_size=distributed.world_size(),
+    )  # fmt: skip
+
+    def run() -> None:
+        for batch in batches:
+            moved = move(batch, machine.device)
+            logits = model(moved.x, valid=moved.valid).float()
+            found.append((logits.softmax(1) if exclusive else logits.sigmoid()).cpu())
+
+    distributed.done_together(run)
+    joined = distributed.rows_on_first_rank(found)
+    if distributed.rank():
+        return None
+    assert joined is not None  # a test split has items
+    scores = joined.unflatten(0, (len(source), views.views)).mean(1)  # (N·V, K) -> (N, K)
     if not bool(torch.isfinite(scores).all()):
         raise NonFiniteError("scores of the fine-tuned model are not finite; try a lower finetune.learning_rate.")
     return Scored(scores.numpy(), true_labels(source.labels, model.classes, several=several))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -33,6 +33,7 @@ from bridle.evaluate.metrics import (
     mean_of_known,
     top_k_hits,
 )
+from bridle.evaluate.paired import make_hits
 from bridle.seeding import generator
 
 VALIDATION_SHARE = 0.2  # of the training items
@@ -87,6 +88,9 @@ class ProbeResult(NamedTuple):
     seconds: float
     folds: list[dict[str, Any]] | None = None
     sd: float | None = None  # of the accuracy over folds
+    hits: dict[str, Any] | None = None  # which test items were answered rightly; see `paired.Hits`
+    few_shot: list[dict[str, Any]] | None = None  # with few labels; see `fewshot.FewShot`
+    retrieval: dict[str, Any] | None = None  # see `retrieval.Retrieval`
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
@@ -111,6 +115,8 @@ class LabelsResult(NamedTuple):
     seconds: float
     folds: list[dict[str, Any]] | None = None
     sd: float | None = None  # of mAP over folds
+    few_shot: list[dict[str, Any]] | None = None
+    retrieval: dict[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers for JSON."""
@@ -120,30 +126,51 @@ class LabelsResult(NamedTuple):
 Result = ProbeResult | LabelsResult
 
 
-def score_split(method: Method, train: Features, test: Features, *, seed: int) -> Result:
-    """Fit on `train`, choosing on a stratified part of it, and score `test` once."""
-    began = time.perf_counter()
+class Pair(NamedTuple):
+    """Items to fit a classifier on, and items to score it on: the only ones there are, or those of one fold."""
+
+    name: str
+    train: Features
+    held: Array  # (N,) bool: training items for validation
+    test: Features
+
+
+def split_pairs(train: Features, test: Features, *, seed: int) -> Iterator[Pair]:
+    """One pair, with a stratified part of the training items for validation."""
     _check(train, test)
-    held = stratified(train.y, VALIDATION_SHARE, generator(seed, "probe validation"))
-    return summarise([_score(method, train, held, test)], seed=seed, began=began)
+    yield Pair("", train, stratified(train.y, VALIDATION_SHARE, generator(seed, "probe validation")), test)
 
 
-def score_folds(method: Method, items: Features, folds: Sequence[int], *, seed: int) -> Result:
-    """Every fold scored by a classifier that was fitted, settings and all, on the others."""
-    began, own = time.perf_counter(), np.asarray(folds)
+def fold_pairs(items: Features, folds: Sequence[int], *, seed: int) -> Iterator[Pair]:
+    """One pair for every fold, which is scored by a classifier fitted, settings and all, on the others."""
+    own = np.asarray(folds)
     numbers = np.unique(own).tolist()
     if len(own) != len(items.y) or len(numbers) < 2:
         raise DataError(
             f"cross-validation needs a fold for each of {len(items.y)} items and at least two different ones; "
             f"got {len(own)} fold numbers, {len(numbers)} different."
         )
-    parts = []
     for place, number in enumerate(numbers):
         train, test = items.part(own != number), items.part(own == number)
         _check(train, test, where=f"fold {number}: ")
         held = _validation(train.y, own[own != number], numbers[place + 1 :] + numbers[:place], seed)
-        parts.append(_score(method, train, held, test, name=str(number)))
-    return summarise(parts, seed=seed, began=began)
+        yield Pair(str(number), train, held, test)
+
+
+def score_pairs(method: Method, pairs: Iterable[Pair], *, seed: int) -> Result:
+    """Fit and score every pair; test items are scored once."""
+    began = time.perf_counter()
+    return summarise([_score(method, pair) for pair in pairs], seed=seed, began=began)
+
+
+def score_split(method: Method, train: Features, test: Features, *, seed: int) -> Result:
+    """Fit on `train`, choosing on a stratified part of it, and score `test` once."""
+    return score_pairs(method, split_pairs(train, test, seed=seed), seed=seed)
+
+
+def score_folds(method: Method, items: Features, folds: Sequence[int], *, seed: int) -> Result:
+    """Every fold scored by a classifier that was fitted, settings and all, on the others."""
+    return score_pairs(method, fold_pairs(items, folds, seed=seed), seed=seed)
 
 
 def linear_probe(train: Features, test: Features, *, seed: int, strengths: Sequence[float] = STRENGTHS) -> Result:
@@ -157,23 +184,22 @@ def summarise(parts: Sequence[Part], *, seed: int, began: float) -> Result:
     if parts[0].y.ndim == 2:
         return _labels_result(parts, source, began)
     rows = [_class_scores(part) for part in parts]
-    items = sum(len(part.y) for part in parts)
-    hits = np.concatenate([top_k_hits(part.scores, part.y) for part in parts])
-    # Weighted so that the mean over items is the mean over folds, whatever their sizes.
-    weight = np.concatenate([np.full(len(part.y), items / (len(parts) * len(part.y))) for part in parts])
+    right = np.concatenate([top_k_hits(part.scores, part.y) for part in parts])
+    hits = make_hits(right, [part.y for part in parts])
     answers, truth = (np.concatenate(a) for a in ([best_class(p.scores) for p in parts], [p.y for p in parts]))
     rankings = [Ranking(part.scores, np.eye(part.scores.shape[1])[part.y]) for part in parts]
     (map_interval,) = bootstrap_rankings(rankings, [Ranking.average_precision], generator=generator(seed, "probe mAP"))
     seen = max(int(np.isfinite(part.scores).any(axis=0).sum()) for part in parts)
     return ProbeResult(
         accuracy=_mean(rows, "accuracy"),
-        interval=bootstrap_interval(hits * weight, generator=source),
+        interval=bootstrap_interval(hits.right * hits.weights, generator=source),
         top5=_mean(rows, "top5") if seen > 5 else None,
         balanced_accuracy=balanced_accuracy(answers, truth),
         mean_average_precision=_mean(rows, "mean_average_precision"),
         mean_average_precision_interval=map_interval,
         chance=statistics.fmean(part.chance for part in parts),
         classes=seen,
+        hits=hits.packed(),
         **_shared(parts, rows, "accuracy", began),
     )
 
@@ -241,11 +267,12 @@ def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float:
 
 
 def _plain(result: dict[str, Any]) -> dict[str, Any]:
-    """For JSON, which has no infinity: what is not finite becomes null; folds only where there are some."""
+    """For JSON, which has no infinity: what is not finite becomes null. What there is not is left out."""
     flat = {**result, **result["setting"]}
     del flat["setting"]
-    if flat["folds"] is None:
-        del flat["folds"], flat["sd"]
+    for key in ("folds", "sd", "hits", "few_shot", "retrieval"):
+        if key in flat and flat[key] is None:
+            del flat[key]
     return {key: _finite(value) for key, value in flat.items()}
 
 
@@ -257,18 +284,19 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _score(method: Method, train: Features, held: Array, test: Features, name: str = "") -> Part:
-    fitted = method(train, held)
+def _score(method: Method, pair: Pair) -> Part:
+    train, test = pair.train, pair.test
+    fitted = method(train, pair.held)
     found = fitted.scores(test)
     if train.several:
-        return Part(name, found, test.y, _prevalence(test.y), len(train.y), fitted.setting)
+        return Part(pair.name, found, test.y, _prevalence(test.y), len(train.y), fitted.setting)
     # A label that training never saw gets a column that is never answered.
     labels = np.union1d(fitted.classes, test.y)
     scores = np.full((len(test.y), len(labels)), -np.inf)
     scores[:, np.searchsorted(labels, fitted.classes)] = found
     values, counts = np.unique(train.y, return_counts=True)
     chance = float((test.y == values[counts.argmax()]).mean())
-    return Part(name, scores, np.searchsorted(labels, test.y), chance, len(train.y), fitted.setting)
+    return Part(pair.name, scores, np.searchsorted(labels, test.y), chance, len(train.y), fitted.setting)
 
 
 def _prevalence(truth: Array) -> float:

@@ -8,30 +8,30 @@
     header                   JSON: version, model, geometry, codebook sizes, rates
 
 `.npz` is what numpy reads (`np.load(path)["codes"]`), uncompressed; in `.safetensors`, `files` and `header` are
-metadata. Both are written and read block by block, and nothing in them is ever run.
+metadata; for `.parquet` see `parquet`. All are written and read block by block, and nothing in them is ever run. A
+folder of such files is read as one, see `corpus`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import DataError, UsageError, quoted
+from bridle.export.corpus import read_index
 from bridle.export.files import FileCodes, FileFeatures
-from bridle.export.parts import Parts
+from bridle.export.parquet import ParquetArrays, require_pyarrow
+from bridle.export.writing import FORMAT, SUFFIXES
 
-FORMAT = 1
-SUFFIXES = (".npz", ".safetensors")
-SAFE_NAMES = {"u1": "U8", "u2": "U16", "u4": "U32", "i4": "I32", "i8": "I64", "f4": "F32", "f8": "F64"}
 DAMAGE = (
     zipfile.BadZipFile,
     ValueError,
@@ -41,105 +41,36 @@ DAMAGE = (
     TypeError,
     AttributeError,
     NotImplementedError,
+    OSError,  # a place in the archive that cannot be
+    RecursionError,
+    MemoryError,
 )
 
 Array = NDArray[Any]
+Named = tuple[str, dict[str, Array]]  # a file, and its columns
 
 
-class Block(NamedTuple):
-    """An array to be written, as bytes that come one after the other."""
+class StoredFile:
+    """One file of codes or features: `header` says what it holds, `files` of which files."""
 
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    content: Iterable[bytes]
-
-
-def require_format(out: Path) -> None:
-    if out.suffix not in SUFFIXES:
-        raise UsageError(f"--out {quoted(out)}: expected a name that ends in {' or '.join(SUFFIXES)}.")
-
-
-def write_result(out: Path, parts: Parts, header: Mapping[str, Any], *, pooled: bool) -> None:
-    """Everything the parts hold as one file, which is there whole or not at all."""
-    names = [entry.name for entry in parts.entries if entry.reason is None]
-    blocks = [Block(c.name, np.dtype(c.dtype), c.shape(parts.rows), parts.blocks(c)) for c in parts.columns]
-    if not pooled:
-        starts = np.cumsum([0, *(entry.rows for entry in parts.entries if entry.reason is None)], dtype="<i8")
-        blocks.append(Block("starts", starts.dtype, starts.shape, [starts.tobytes()]))
-    temporary = out.with_name(f".{out.name}.tmp")
-    write = _write_npz if out.suffix == ".npz" else _write_safetensors
-    try:
-        with temporary.open("wb") as file:
-            write(file, blocks, names, json.dumps(header))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_npz(file: IO[bytes], blocks: list[Block], names: list[str], header: str) -> None:
-    text = Block("header", np.dtype(f"<U{len(header)}"), (), [header.encode("utf-32-le")])
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-        for block in [*blocks, _names_block(names), text]:
-            # ZipInfo's own date is 1980: the same content gives the same bytes.
-            with archive.open(zipfile.ZipInfo(f"{block.name}.npy"), "w", force_zip64=True) as member:
-                descr = np.lib.format.dtype_to_descr(block.dtype)
-                described = {"descr": descr, "fortran_order": False, "shape": block.shape}
-                np.lib.format.write_array_header_1_0(member, described)
-                for content in block.content:
-                    member.write(content)
-
-
-def _names_block(names: list[str]) -> Block:
-    """File names as numpy stores text, made one at a time: the longest one sets the size of all."""
-    longest = max(map(len, names), default=1)
-    content = (name.encode("utf-32-le").ljust(4 * longest, b"\0") for name in names)
-    return Block("files", np.dtype(f"<U{longest}"), (len(names),), content)
-
-
-def _write_safetensors(file: IO[bytes], blocks: list[Block], names: list[str], header: str) -> None:
-    described: dict[str, Any] = {"__metadata__": {"files": json.dumps(names), "header": header}}
-    at = 0
-    # The format wants offsets without gaps and readers want aligned numbers: wide types first.
-    ordered = sorted(blocks, key=lambda block: -block.dtype.itemsize)
-    for block in ordered:
-        end = at + math.prod(block.shape) * block.dtype.itemsize
-        kind = SAFE_NAMES[block.dtype.str[1:]]
-        described[block.name] = {"dtype": kind, "shape": list(block.shape), "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(described).encode()
-    text = text.ljust(8 * math.ceil(len(text) / 8))
-    file.write(len(text).to_bytes(8, "little") + text)
-    for block in ordered:
-        for content in block.content:
-            file.write(content)
-
-
-class Stored:
-    """A file of codes or features: `header` says what it holds, `files` of which files."""
-
-    def __init__(self, path: str | Path, *, kind: str) -> None:
-        self.path = Path(path)
-        if self.path.suffix not in SUFFIXES:
-            raise UsageError(f"{quoted(path)}: expected a file that ends in {' or '.join(SUFFIXES)}.")
-        if not self.path.is_file():
+    def __init__(self, path: Path, *, kind: str) -> None:
+        self.path, self.kind = path, kind
+        if path.suffix not in SUFFIXES:
+            raise UsageError(f"{quoted(path)}: expected a folder, or a file that ends in {' or '.join(SUFFIXES)}.")
+        if not path.is_file():
             raise UsageError(f"{quoted(path)} does not exist; write it with `bridle tokenize` or `bridle embed`.")
-        self.kind = kind
+        if path.suffix == ".parquet":
+            require_pyarrow()
         with self._explained(), self._opened() as arrays:
             self.header: dict[str, Any] = json.loads(arrays.header)
-            self._require_kind()
+            require_kind(self.header, path, kind)
             self.files: list[str] = arrays.files
             self.pooled = self.header.get("pool") is not None
             self.starts: NDArray[np.int64] = np.arange(len(self.files) + 1) if self.pooled else arrays.whole("starts")
             self.columns = [name for name in (kind, "times", "positions") if name in arrays.shapes]
             self._check(arrays.shapes)
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def rows(self) -> Iterator[tuple[str, dict[str, Array]]]:
+    def rows(self) -> Iterator[Named]:
         """Name and columns of each file, read as they are asked for."""
         with self._explained(), self._opened() as arrays:
             streams = {name: arrays.stream(name) for name in self.columns}
@@ -147,9 +78,11 @@ class Stored:
                 yield name, {column: read(count) for column, read in streams.items()}
 
     @contextmanager
-    def _opened(self) -> Iterator[NpzArrays | SafeArrays]:
+    def _opened(self) -> Iterator[NpzArrays | SafeArrays | ParquetArrays]:
         with ExitStack() as stack:
-            if self.path.suffix == ".npz":
+            if self.path.suffix == ".parquet":
+                yield ParquetArrays(self.path)
+            elif self.path.suffix == ".npz":
                 yield NpzArrays(stack.enter_context(zipfile.ZipFile(self.path)), stack)
             else:
                 from safetensors import safe_open
@@ -169,23 +102,64 @@ class Stored:
                 f"{quoted(error)}); write it again with `bridle {'tokenize' if self.kind == 'codes' else 'embed'}`."
             ) from error
 
-    def _require_kind(self) -> None:
-        if self.header["format"] > FORMAT:
-            raise DataError(
-                f"{quoted(self.path)} has format {quoted(self.header['format'])}, this bridle reads up to {FORMAT}; "
-                "use a newer bridle."
-            )
-        if self.header["kind"] != self.kind:
-            raise UsageError(
-                f"{quoted(self.path)} holds {quoted(self.header['kind'])}, not {self.kind}; "
-                f"read it with bridle.read_{'features' if self.kind == 'codes' else 'codes'}."
-            )
-
     def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         if self.starts.shape != (len(self.files) + 1,) or self.starts[0] != 0 or (np.diff(self.starts) < 0).any():
             raise ValueError("starts do not fit the files")
         if len(shapes[self.kind]) != 2 or any(shapes[name][0] != self.starts[-1] for name in self.columns):
             raise ValueError("the arrays do not have the same number of rows")
+
+
+class Stored:
+    """What a file or a folder of parts holds: `header` says what it is, `files` of which files."""
+
+    def __init__(self, path: str | Path, *, kind: str) -> None:
+        self.path, self.kind = Path(path), kind
+        if self.path.is_dir():
+            index = read_index(self.path)
+            self.header: dict[str, Any] = index.header
+            require_kind(self.header, self.path, kind)
+            self.parts = index.parts
+            self._count: int | None = index.files
+        else:
+            self.header = StoredFile(self.path, kind=kind).header
+            self.parts, self._count = [self.path], None
+        self.pooled = self.header.get("pool") is not None
+
+    def __len__(self) -> int:
+        return len(self.files) if self._count is None else self._count
+
+    @cached_property
+    def files(self) -> list[str]:
+        """Names of all files, in order."""
+        return [name for part in self._opened() for name in part.files]
+
+    def rows(self) -> Iterator[Named]:
+        """Name and columns of each file, read as they are asked for."""
+        for part in self._opened():
+            yield from part.rows()
+
+    def _opened(self) -> Iterator[StoredFile]:
+        for path in self.parts:
+            part = StoredFile(path, kind=self.kind)
+            if part.header != self.header:
+                raise DataError(
+                    f"{quoted(path)} was made by another job than {quoted(self.path)} says; write it again."
+                )
+            yield part
+
+
+def require_kind(header: Mapping[str, Any], path: Path, kind: str) -> None:
+    """Is this what was asked for, in a format that is known?"""
+    if header["format"] > FORMAT:
+        raise DataError(
+            f"{quoted(path)} has format {quoted(header['format'])}, this bridle reads up to {FORMAT}; "
+            "use a newer bridle."
+        )
+    if header["kind"] != kind:
+        raise UsageError(
+            f"{quoted(path)} holds {quoted(header['kind'])}, not {kind}; "
+            f"read it with bridle.read_{'features' if kind == 'codes' else 'codes'}."
+        )
 
 
 class CodesFile(Stored):
@@ -206,12 +180,12 @@ class FeaturesFile(Stored):
 
 
 def read_codes(path: str | Path) -> CodesFile:
-    """What `bridle tokenize` wrote: `for name, found in bridle.read_codes(path): found.codes, found.times`."""
+    """The file or folder that `bridle tokenize` wrote: `for name, found in bridle.read_codes(path): found.codes`."""
     return CodesFile(path, kind="codes")
 
 
 def read_features(path: str | Path) -> FeaturesFile:
-    """What `bridle embed` wrote: `for name, found in bridle.read_features(path): found.z`."""
+    """The file or folder that `bridle embed` wrote: `for name, found in bridle.read_features(path): found.z`."""
     return FeaturesFile(path, kind="features")
 
 

@@ -1,7 +1,7 @@
-"""`bridle tokenize` and `bridle embed`: many files in, one file out, in constant memory, continued where it stopped.
+"""`bridle tokenize` and `bridle embed`: many files in, one file or a folder of parts out, in constant memory.
 
-Beside the result OUT there may be OUT.parts/ (while the work is not finished) and OUT.quarantine.jsonl (files that
-could not be read, with the reason).
+Beside a file OUT there may be OUT.parts/ (while the work is not finished) and OUT.quarantine.jsonl (files that could
+not be read, with the reason). A folder has all that inside, see `corpus`. Either is continued where it stopped.
 """
 
 from __future__ import annotations
@@ -9,31 +9,28 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from bridle import distributed
 from bridle.errors import DataError, UsageError, quoted
-from bridle.export.codes import FORMAT, require_format, write_result
-from bridle.export.files import Compute, Ended, Pool, Rows, name_of, rows_of_files
+from bridle.export import corpus as corpora
+from bridle.export.corpus import Corpus, PartsWriter
+from bridle.export.files import Pool
 from bridle.export.inputs import Inputs, find_inputs
-from bridle.export.model import BATCH, Model, Pooling
+from bridle.export.model import Model, Pooling
 from bridle.export.parts import JOB, Column, Parts
-from bridle.train.log import ProgressLine, clock
+from bridle.export.work import MEGABYTE, Chosen, Job, OneFile, Options, refuse_failed, work
+from bridle.export.writing import FORMAT, require_format, write_result
+from bridle.train.log import ProgressLine
 from bridle.train.runtime import StopRequest, locked
 
-
-class Job(NamedTuple):
-    """What is computed of every file."""
-
-    compute: Compute
-    columns: tuple[Column, ...]
-    pool: Callable[[], Pool] | None
-    header: dict[str, Any]
+__all__ = ["Options", "Written", "as_pooling", "embed_inputs", "tokenize_inputs"]
 
 
 class Written(NamedTuple):
@@ -47,17 +44,9 @@ class Written(NamedTuple):
     header: dict[str, Any]
 
 
-class Options(NamedTuple):
-    """How a job is carried out; none of them changes its result."""
-
-    batch: int = BATCH
-    overwrite: bool = False  # replace a result that exists, and forget an unfinished job that does not fit
-    strict: bool = False  # stop at the first file that cannot be read
-
-
 def tokenize_inputs(
     model: Model,
-    named: Sequence[str],
+    named: Sequence[str] | Inputs,
     out: Path,
     *,
     stages: int | None = None,
@@ -79,7 +68,7 @@ def tokenize_inputs(
 
 def embed_inputs(
     model: Model,
-    named: Sequence[str],
+    named: Sequence[str] | Inputs,
     out: Path,
     *,
     layer: int | None = None,
@@ -146,33 +135,83 @@ def _front(model: Model) -> dict[str, Any]:
 def _run(
     model: Model,
     job: Job,
-    named: Sequence[str],
+    named: Sequence[str] | Inputs,
     out: Path,
     options: Options,
     progress: ProgressLine | None,
     stdin: IO[bytes] | None,
 ) -> Written:
-    require_format(out)
-    if out.exists() and not options.overwrite:
+    alone = distributed.world_size() == 1
+    folder = out.suffix == "" or out.is_dir()
+    if not folder and not alone:
+        raise UsageError(
+            f"--out {quoted(out)} is a single file; several processes write a folder, such as --out codes."
+        )
+    require_format(out.with_suffix(f".{options.part_format}") if folder else out)
+    if not folder and out.exists() and not options.overwrite:
         raise UsageError(f"{quoted(out)} exists; give --overwrite to replace it, or another --out.")
-    inputs = find_inputs(named, reader=model.reader, stdin=stdin or sys.stdin.buffer)
+    inputs = (
+        named
+        if isinstance(named, Inputs)
+        else find_inputs(named, reader=model.reader, stdin=(stdin or sys.stdin.buffer) if alone else None)
+    )
     progress = progress or ProgressLine()
     for note in inputs.notes:
         progress.note(note)
+    return (_into_folder if folder else _into_file)(model, job, inputs, out, options, progress)
+
+
+def _into_file(model: Model, job: Job, inputs: Inputs, out: Path, options: Options, progress: ProgressLine) -> Written:
+    """All items as one file."""
     folder = out.with_name(f"{out.name}.parts")
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder), StopRequest().listening() as stop:
         parts = _open_parts(folder, job, inputs, overwrite=options.overwrite)
+        refuse_failed([entry.reason for entry in parts.entries], strict=options.strict)
+        done = {entry.name for entry in parts.entries}
+        left = array("q", (n for n, item in enumerate(inputs.items) if item.name not in done))
+        _tell_done(len(done), len(inputs.items), progress)
         with parts:
-            _work(model, job, inputs, parts, options, progress, stop)
+            work(model, job, Chosen(inputs.items, left), OneFile(parts), options, progress, stop)
         return _publish(out, job, parts)
+
+
+def _into_folder(
+    model: Model, job: Job, inputs: Inputs, out: Path, options: Options, progress: ProgressLine
+) -> Written:
+    """All items as a folder of parts, those of this rank by this process."""
+    rank, ranks = distributed.rank(), distributed.world_size()
+    corpus = Corpus(
+        folder=out,
+        items=inputs.items,
+        columns=job.columns,
+        header=job.header,
+        pooled=job.pool is not None,
+        suffix=f".{options.part_format}",
+        part_bytes=options.part_mb * MEGABYTE,
+        stretch=1,
+    )
+    with corpora.first_in(corpus, rank), StopRequest().listening() as stop:
+        stretch = distributed.done_once(lambda: corpora.prepare(corpus, ranks=ranks, overwrite=options.overwrite))
+        corpus = corpus._replace(stretch=stretch)
+        _require_same_items(corpus)
+        left, begun = _left_in_folder(corpus, rank, ranks, strict=options.strict)
+        _tell_done(len(inputs.items) // ranks - len(left), len(inputs.items) // ranks, progress)
+        writer = PartsWriter(corpus, begun)
+        try:
+            work(model, job, Chosen(inputs.items, left), writer, options, progress, stop)
+        finally:
+            writer.close()
+        distributed.barrier()
+        totals = corpora.Totals(*distributed.done_once(lambda: list(corpora.finish(corpus))))
+    return _written(out, out / corpora.QUARANTINE, job, totals)
 
 
 def _open_parts(folder: Path, job: Job, inputs: Inputs, *, overwrite: bool) -> Parts:
     """The parts folder, new or as an earlier command left it, if that was about the same."""
     try:
         parts = Parts(folder, columns=job.columns, job=job.header)
-        asked = {name_of(path): _stamp(path) for path in inputs.paths}
+        asked = {item.name: item.stamp() for item in inputs.items}
         for entry in parts.entries:
             if asked.get(entry.name) != entry.stamp:
                 what = "has changed since" if entry.name in asked else "is no longer among the inputs"
@@ -187,53 +226,6 @@ def _open_parts(folder: Path, job: Job, inputs: Inputs, *, overwrite: bool) -> P
             path.unlink(missing_ok=True)
         parts = Parts(folder, columns=job.columns, job=job.header)
     return parts
-
-
-def _work(
-    model: Model,
-    job: Job,
-    inputs: Inputs,
-    parts: Parts,
-    options: Options,
-    progress: ProgressLine,
-    stop: StopRequest,
-) -> None:
-    """Compute what the ledger does not have yet."""
-    done = {entry.name for entry in parts.entries}
-    left = [path for path in inputs.paths if name_of(path) not in done]
-    bad = next((entry.reason for entry in parts.entries if entry.reason is not None), None)
-    if bad is not None and options.strict:  # found by an earlier command that was not strict
-        raise DataError(bad)
-    if done:
-        progress.note(f"continuing: {len(done)} of {len(inputs.paths)} files are done")
-    pace = Pace(files=len(left), tokens_per_second=job.header["tokens_per_second"])
-    pool = None if job.pool is None else job.pool()
-    found = rows_of_files(left, reader=model.reader, geometry=model.geometry, compute=job.compute, batch=options.batch)
-    for item in found:
-        if isinstance(item, Rows):
-            pace.rows += len(item.values)
-            if pool is None:
-                parts.add({job.columns[0].name: item.values, **_place_values(item)})
-            else:
-                pool.add(item)
-        else:
-            _finish_file(item, left[item.file], pool, parts, strict=options.strict)
-            pool = None if job.pool is None else job.pool()
-            pace.done += 1
-        progress.show(pace.text(), pace.text(), final=pace.done == pace.files)
-        stop.leave(f"{len(parts.entries)} of {len(inputs.paths)} files are done.")
-
-
-def _place_values(rows: Rows) -> dict[str, Any]:
-    return {"positions": rows.positions, **({} if rows.times is None else {"times": rows.times})}
-
-
-def _finish_file(ended: Ended, path: Path, pool: Pool | None, parts: Parts, *, strict: bool) -> None:
-    if ended.error is not None and strict:
-        raise ended.error
-    if ended.error is None and pool is not None:
-        parts.add({"features": pool.mean()[None]})
-    parts.finish(name_of(path), _stamp(path), reason=None if ended.error is None else str(ended.error))
 
 
 def _publish(out: Path, job: Job, parts: Parts) -> Written:
@@ -256,29 +248,32 @@ def _publish(out: Path, job: Job, parts: Parts) -> Written:
     return Written(out, readable, parts.rows, len(failed), quarantine if failed else None, job.header)
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    """Size and change time of a file; a missing one has its own."""
-    try:
-        found = path.stat()
-    except OSError:
-        return -1, 0
-    return found.st_size, found.st_mtime_ns
+def _written(out: Path, quarantine: Path, job: Job, totals: corpora.Totals) -> Written:
+    if not totals.files:
+        raise DataError(f"none of the {totals.failed} files could be read; the reasons are in {quoted(quarantine)}.")
+    listed = quarantine if totals.failed else None
+    return Written(out, totals.files, totals.rows, totals.failed, listed, job.header)
 
 
-class Pace:
-    """How far and how fast a job goes."""
+def _tell_done(done: int, total: int, progress: ProgressLine) -> None:
+    if done > 0:
+        progress.note(f"continuing: {done} of {total} files are done")
 
-    def __init__(self, *, files: int, tokens_per_second: float | None) -> None:
-        self.files, self.done, self.rows = files, 0, 0
-        self.tokens_per_second = tokens_per_second
-        self.began = time.monotonic()
 
-    def text(self) -> str:
-        passed = max(time.monotonic() - self.began, 1e-9)
-        shown = [f"{self.done}/{self.files} files", f"{self.done / passed:.1f} files/s"]
-        if self.tokens_per_second is not None:
-            seconds = self.rows / self.tokens_per_second  # of what was recorded
-            shown.append(f"{clock(seconds)} read, {seconds / passed:.0f}× realtime")
-        if 0 < self.done < self.files:
-            shown.append(f"ETA {clock((self.files - self.done) * passed / self.done)}")
-        return " · ".join(shown)
+def _require_same_items(corpus: Corpus) -> None:
+    """Have all ranks found the same items? A folder may change while they look."""
+    mine = corpus.described()["names"]
+    if len(set(distributed.gather_json(mine))) > 1:
+        raise DataError("the processes did not find the same files; let the corpus rest, and run the command again.")
+
+
+def _left_in_folder(corpus: Corpus, rank: int, ranks: int, *, strict: bool) -> tuple[array[int], dict[int, int]]:
+    """The items of this rank that are not done, and for those that continue a part the first item of that part."""
+    left, begun = array("q"), dict[int, int]()
+    for stretch in corpus.stretches(rank, ranks):
+        number, first = corpora.resume(corpus, stretch)
+        left.extend(range(number, stretch.stop))
+        begun[number] = first
+    if strict:
+        refuse_failed(list(corpora.reasons(corpus)), strict=True)
+    return left, begun

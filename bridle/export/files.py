@@ -11,9 +11,10 @@ Shapes: T tokens (of a file, real ones only), M codebooks, D width, rank the num
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,8 +23,10 @@ from torch import Tensor
 
 from bridle.data.folders import printable
 from bridle.data.loader import stack_valid
-from bridle.data.sources import Reader, Sample, Window
-from bridle.errors import DataError, UsageError, quoted
+from bridle.data.sources import Reader, Sample
+from bridle.errors import DataError, UsageError
+from bridle.export.ahead import Ended, Event, Placed, events_of_items
+from bridle.export.inputs import Item, Items, require_readable
 from bridle.geometry import Geometry
 
 Array = NDArray[Any]
@@ -49,77 +52,53 @@ class FileFeatures(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What was computed of some tokens of one file."""
+    """What was computed of some tokens of one item."""
 
-    file: int  # which of the files asked for
+    item: int  # which of the items asked for
     values: Array  # (n, M or D)
     times: NDArray[np.float64] | None  # (n,)
     positions: NDArray[np.int32]  # (n, rank)
 
 
-class Ended(NamedTuple):
-    """A file is done; with an error its rows do not count."""
-
-    file: int
-    error: DataError | None
-
-
-class Placed(NamedTuple):
-    """A window and the file it belongs to."""
-
-    file: int
-    window: Window
-
-
 def rows_of_files(
-    paths: Iterable[Path], *, reader: Reader, geometry: Geometry, compute: Compute, batch: int
+    items: Sequence[Item], *, reader: Reader, geometry: Geometry, compute: Compute, batch: int, workers: int = 0
 ) -> Iterator[Rows | Ended]:
-    """The rows of all files in order, each file followed by its end; up to `batch` windows are computed together."""
+    """The rows of all items in order, each followed by its end; up to `batch` windows are computed together.
+
+    `workers` processes decode ahead; the rows are the same bit for bit.
+    """
     if batch < 1:
         raise UsageError(f"batch is {batch}; at least one window must be computed at a time.")
-    waiting: list[Placed | Ended] = []
+    if workers < 0:
+        raise UsageError(f"workers is {workers}; give 0 to decode in this process, or a number of processes.")
+    waiting: list[Event] = []
     windows = 0  # of those that wait
-    for item in _windows_of_files(paths, reader):
-        waiting.append(item)
-        windows += isinstance(item, Placed)
-        if windows in (0, batch):  # the end of a file whose windows are all computed need not wait
-            yield from _computed(waiting, reader, geometry, compute)
-            waiting, windows = [], 0
-    yield from _computed(waiting, reader, geometry, compute)
-
-
-def _windows_of_files(paths: Iterable[Path], reader: Reader) -> Iterator[Placed | Ended]:
-    for file, path in enumerate(paths):
-        empty = True
-        try:
-            for window in reader.windows(path):
-                if not torch.isfinite(window.x).all():
-                    raise DataError(f"{quoted(path)} holds numbers that are not finite (NaN or infinity).")
-                if window.valid is None or bool(window.valid.any()):
-                    empty = False
-                    yield Placed(file, window)
-        except DataError as error:
-            yield Ended(file, error)
-        except OSError as error:
-            yield Ended(file, DataError(f"{quoted(path)} cannot be read: {error.strerror or quoted(error)}."))
-        else:
-            nothing = DataError(f"{quoted(path)} holds nothing that fills a token of this model.")
-            yield Ended(file, nothing if empty else None)
+    with closing(events_of_items(items, reader, workers=workers)) as events:
+        for event in events:
+            waiting.append(event)
+            windows += isinstance(event, Placed)
+            if windows in (0, batch):  # the end of an item whose windows are all computed need not wait
+                yield from _computed(waiting, items, reader, geometry, compute)
+                waiting, windows = [], 0
+    yield from _computed(waiting, items, reader, geometry, compute)
 
 
 def _computed(
-    waiting: Sequence[Placed | Ended], reader: Reader, geometry: Geometry, compute: Compute
+    waiting: Sequence[Event], items: Sequence[Item], reader: Reader, geometry: Geometry, compute: Compute
 ) -> Iterator[Rows | Ended]:
     """The networks once over all windows that wait, then everything in the order in which it came."""
     samples = [Sample(item.window.x, valid=item.window.valid) for item in waiting if isinstance(item, Placed)]
     if samples:
         values = iter(compute(torch.stack([sample.x for sample in samples]), stack_valid(samples)))
-    for item in waiting:
-        yield item if isinstance(item, Ended) else _rows(item, next(values), reader, geometry)
+    for event in waiting:
+        if isinstance(event, Ended):
+            yield event
+        else:
+            yield _rows(event, next(values), items[event.item].span[0], reader, geometry)
 
 
-def _rows(placed: Placed, values: Array, reader: Reader, geometry: Geometry) -> Rows:
-    """The rows of the real tokens of one window."""
+def _rows(placed: Placed, values: Array, begin: float, reader: Reader, geometry: Geometry) -> Rows:
+    """The rows of the real tokens of one window; `begin` is the second of the file at which its item begins."""
     window, patch = placed.window, geometry.patch[0]
     positions = np.indices(geometry.grid, dtype=np.int32).reshape(geometry.rank, -1).T.copy()  # (T, rank)
     first = positions[:, 0].astype(np.int64) * patch  # (T,) frame of the window with which a token begins
@@ -131,8 +110,8 @@ def _rows(placed: Placed, values: Array, reader: Reader, geometry: Geometry) -> 
     if window.seconds is not None:
         times = np.array(window.seconds, dtype=np.float64)[first]
     elif reader.frame_seconds is not None:
-        times = (window.start + first).astype(np.float64) * reader.frame_seconds
-    return Rows(placed.file, values, times, positions)
+        times = begin + (window.start + first).astype(np.float64) * reader.frame_seconds
+    return Rows(placed.item, values, times, positions)
 
 
 class Pool:
@@ -175,11 +154,62 @@ class Kept:
         """In one piece."""
         times = [part.times for part in self.parts if part.times is not None]
         return Rows(
-            self.parts[0].file,
+            self.parts[0].item,
             np.concatenate([part.values for part in self.parts]),
             np.concatenate(times) if times else None,
             np.concatenate([part.positions for part in self.parts]),
         )
+
+
+Collected = TypeVar("Collected", Kept, Pool)
+OnError = Callable[[str, DataError], None]  # file, reason
+
+
+def collect_files(
+    paths: Sequence[Path],
+    reader: Reader,
+    geometry: Geometry,
+    compute: Compute,
+    *,
+    collector: Callable[[], Collected],
+    batch: int,
+    workers: int,
+    on_error: OnError | None,
+) -> Iterator[tuple[str, Collected]]:
+    """Name and collected rows of each file that can be read."""
+    for path in paths:
+        require_readable(path, reader)
+    items, collected = Items(map(Item, paths)), collector()
+    found = rows_of_files(items, reader=reader, geometry=geometry, compute=compute, batch=batch, workers=workers)
+    for event in found:
+        if isinstance(event, Rows):
+            collected.add(event)
+            continue
+        name = items[event.item].name
+        if event.error is None:
+            yield name, collected
+        elif on_error is None:
+            raise event.error
+        else:
+            on_error(name, event.error)
+        collected = collector()
+
+
+def stream_file(path: Path, reader: Reader, geometry: Geometry, compute: Compute, *, batch: int) -> Iterator[Rows]:
+    """The rows of a long file, `batch` windows at a time."""
+    require_readable(path, reader)
+    kept = Kept()
+    for event in rows_of_files([Item(path)], reader=reader, geometry=geometry, compute=compute, batch=batch):
+        if isinstance(event, Ended):
+            if event.error is not None:
+                raise event.error
+            break
+        kept.add(event)
+        if len(kept.parts) == batch:
+            yield kept.joined()
+            kept = Kept()
+    if kept.parts:
+        yield kept.joined()
 
 
 def name_of(path: Path) -> str:

@@ -8,111 +8,175 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from bridle.config import Config, read_config
+from bridle.config import Config
 from bridle.data.build import open_reader
 from bridle.data.loader import moments_tensors, normalise
 from bridle.data.sources import Reader
-from bridle.errors import CheckpointError, DataError, UsageError
+from bridle.errors import UsageError, quoted
+from bridle.export.arrays import ArrayLike, Batch, batches, require_dtype, token_positions
 from bridle.export.files import (
+    Collected,
     Compute,
-    Ended,
     FileCodes,
     FileFeatures,
     Kept,
+    OnError,
     Pool,
-    Rows,
+    collect_files,
     name_of,
-    rows_of_files,
+    stream_file,
 )
-from bridle.export.inputs import require_readable
+from bridle.export.folder import write_folder
+from bridle.export.hub import find_model, push
+from bridle.export.trained import Trained, facts_of_nets, read_trained
 from bridle.geometry import Geometry
 from bridle.models.build import Nets
 from bridle.models.encoder import Encoded
+from bridle.models.tokenizer import Tokenizer, VitTokenizer
 from bridle.nn.pooling import axis_pool, mean_pool
-from bridle.train.checkpoint import load as load_checkpoint
-from bridle.train.interleave import finished_phases, restore_nets
 from bridle.train.runtime import choose_device
 
 Pooling = Literal["mean", "axis", "class"]
-Collected = TypeVar("Collected", Kept, Pool)
-OnError = Callable[[str, DataError], None]  # file, reason
 
 BATCH = 16  # windows that go through the networks together
+ARRAY_BATCH = 64  # inputs of an array that do
 
 
 class Model:
     """Encoder and tokenizer of a run, frozen, with the normalisation they were trained with."""
 
-    def __init__(self, nets: Nets, config: Config, *, device: torch.device) -> None:
-        self.config = config
+    def __init__(
+        self, nets: Nets | Trained, config: Config, *, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """`dtype` is that of the encoders: float32, bfloat16 or float16; the quantizer is always float32."""
+        self.config, self.dtype = config, require_dtype(dtype, device)
         self.geometry: Geometry = config.geometry.build()
         self.device = device
-        self.encoder, self.tokenizer = nets.encoder, nets.tokenizer
-        for module in (self.encoder, self.tokenizer):
+        self.encoder, self.own_tokenizer = nets.encoder, nets.own_tokenizer
+        self.facts = nets.facts if isinstance(nets, Trained) else facts_of_nets(nets.own_tokenizer)
+        for module in self._networks():
             module.requires_grad_(False).eval().to(device)
+        self.encoder.to(dtype)
+        if isinstance(self.own_tokenizer, VitTokenizer):
+            self.own_tokenizer.encoder.to(dtype)
+            self.own_tokenizer.projection.to(dtype)
         if config.data.mean is None or config.data.std is None:
             raise UsageError(f"run {config.name!r} has no normalisation statistics in its config.")
         self.mean, self.std = moments_tensors(config.data.mean, config.data.std)
 
+    @classmethod
+    def from_pretrained(cls, name: str | Path, *, device: str = "auto") -> Model:
+        """The same as `bridle.load`: an exported folder, a run, a model of the package, or `owner/name` on the hub."""
+        return load(name, device=device)
+
+    def save_pretrained(
+        self, out: str | Path, *, data_licence: str | None = None, half: bool = False, overwrite: bool = False
+    ) -> Path:
+        """Write the model as a folder that `load` reads and others may use; see `folder` for what is in it."""
+        write_folder(Path(out), self.trained(data_licence=data_licence), half=half, overwrite=overwrite)
+        return Path(out)
+
+    def push_to_hub(
+        self, repo_id: str, *, data_licence: str | None = None, half: bool = False, private: bool = False
+    ) -> str:
+        """Put the model on the Hugging Face hub as `owner/name`; the address of the upload."""
+        with TemporaryDirectory() as place:
+            folder = self.save_pretrained(Path(place) / "model", data_licence=data_licence, half=half)
+            return push(folder, repo_id, private=private)
+
+    def trained(self, *, data_licence: str | None = None) -> Trained:
+        """Networks, config and what is known of the model, for writing it down."""
+        licence = data_licence or self.facts.data_licence
+        return Trained(self.encoder, self.own_tokenizer, self.config, self.facts._replace(data_licence=licence))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; an encoder from elsewhere, or one that was trained to predict patches, has none."""
+        if self.own_tokenizer is None:
+            raise UsageError(
+                f"model {quoted(self.config.name)} has no tokenizer, so it gives no codes; use encode or "
+                "`bridle embed`, or a run with loss.target=codes."
+            )
+        return self.own_tokenizer
+
+    def _networks(self) -> list[nn.Module]:
+        return [self.encoder] if self.own_tokenizer is None else [self.encoder, self.own_tokenizer]
+
     @overload
     def encode(
         self,
-        x: Tensor,
+        x: ArrayLike,
         *,
-        valid: Tensor | None = ...,
+        valid: ArrayLike | None = ...,
         layers: int | None = ...,
         pool: Pooling | None = ...,
         axis: int | None = ...,
+        batch: int = ...,
     ) -> Tensor: ...
     @overload
     def encode(
         self,
-        x: Tensor,
+        x: ArrayLike,
         *,
-        valid: Tensor | None = ...,
+        valid: ArrayLike | None = ...,
         layers: Sequence[int],
         pool: Pooling | None = ...,
         axis: int | None = ...,
+        batch: int = ...,
     ) -> tuple[Tensor, ...]: ...
     @torch.no_grad()
     def encode(
         self,
-        x: Tensor,
+        x: ArrayLike,
         *,
-        valid: Tensor | None = None,
+        valid: ArrayLike | None = None,
         layers: int | Sequence[int] | None = None,
         pool: Pooling | None = None,
         axis: int | None = None,
+        batch: int = ARRAY_BATCH,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Features of every token: (B, C, *input) -> (B, T, D).
+        """Features of every token: (B, C, *input) -> (B, T, D) float32, `batch` inputs at a time; see `arrays` for x.
 
         `valid` (B, T) marks padding. `layers` takes the output of a block (1 to depth; only the last is normalised), or
         of several. `pool`: "mean" over the real tokens gives (B, D); "axis" keeps grid axis `axis` and gives
-        (B, grid[axis] · D); "class" the class token (B, D).
+        (B, grid[axis] · D); "class" the class token (B, D). Token t lies at `token_positions[t]`.
         """
-        x, valid, kept = self._prepare(x), self._on_device(valid), self._kept_axis(pool, axis)
-        if layers is None:
-            return self._pooled(self.encoder(x, valid=valid), valid, pool, kept)
-        wanted = (layers,) if isinstance(layers, int) else tuple(layers)
-        found = self.encoder.layers(x, wanted=wanted, valid=valid)
-        pooled = tuple(self._pooled(encoded, valid, pool, kept) for encoded in found)
-        return pooled[0] if isinstance(layers, int) else pooled
+        kept = self._kept_axis(pool, axis)
+        wanted = None if layers is None else (layers,) if isinstance(layers, int) else tuple(layers)
+        parts = [self._encoded(part, wanted, pool, kept) for part in self._batches(x, valid, batch)]
+        joined = tuple(torch.cat(same) for same in zip(*parts, strict=True))
+        return joined if layers is not None and not isinstance(layers, int) else joined[0]
 
     @torch.no_grad()
-    def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:
-        """Codes of every token, stage by stage: (B, C, *input) -> (B, T, M), or of the first `stages` only."""
-        return self.tokenizer.tokenize(self._prepare(x), valid=self._on_device(valid), stages=stages)
+    def tokenize(
+        self,
+        x: ArrayLike,
+        *,
+        valid: ArrayLike | None = None,
+        stages: int | None = None,
+        batch: int = ARRAY_BATCH,
+    ) -> Tensor:
+        """Codes of every token, stage by stage: (B, C, *input) -> (B, T, M), or of the first `stages` only.
+
+        `batch` inputs at a time; see `arrays` for x. Token t lies at `token_positions[t]`.
+        """
+        dtype = self.dtype if isinstance(self.tokenizer, VitTokenizer) else torch.float32
+        parts = (
+            self.tokenizer.tokenize(self._normalised(part.x).to(dtype), valid=part.valid, stages=stages)
+            for part in self._batches(x, valid, batch)
+        )
+        return torch.cat(list(parts))
 
     @torch.no_grad()
     def decode_codes(self, codes: Tensor | NDArray[Any], *, stages: int | None = None) -> Tensor:
@@ -145,10 +209,14 @@ class Model:
         *,
         stages: int | None = None,
         batch: int = BATCH,
+        workers: int = 0,
         on_error: OnError | None = None,
     ) -> Iterator[FileCodes]:
-        """Codes of many files in order. A file that cannot be read ends it, or goes to `on_error(name, error)`."""
-        for name, kept in self._files(paths, self.codes_of(stages=stages), Kept, batch, on_error):
+        """Codes of many files in order, decoded ahead by `workers` processes.
+
+        A file that cannot be read ends it, or goes to `on_error(name, error)`.
+        """
+        for name, kept in self._collected(paths, self.codes_of(stages=stages), Kept, batch, workers, on_error):
             rows = kept.joined()
             yield FileCodes(rows.values, rows.times, rows.positions, name)
 
@@ -160,29 +228,51 @@ class Model:
         pool: Pooling | None = None,
         axis: int | None = None,
         batch: int = BATCH,
+        workers: int = 0,
         on_error: OnError | None = None,
     ) -> Iterator[FileFeatures]:
-        """Features of many files in order. A file that cannot be read ends it, or goes to `on_error(name, error)`."""
+        """Features of many files in order, decoded ahead by `workers` processes.
+
+        A file that cannot be read ends it, or goes to `on_error(name, error)`.
+        """
         compute = self.features_of(layer=layer, class_token=pool == "class")
         if pool is not None:
-            for name, mean in self._files(paths, compute, partial(self.file_pool, pool, axis), batch, on_error):
+            new_pool = partial(self.file_pool, pool, axis)
+            for name, mean in self._collected(paths, compute, new_pool, batch, workers, on_error):
                 yield FileFeatures(mean.mean(), None, None, name)
             return
-        for name, kept in self._files(paths, compute, Kept, batch, on_error):
+        for name, kept in self._collected(paths, compute, Kept, batch, workers, on_error):
             rows = kept.joined()
             yield FileFeatures(rows.values, rows.times, rows.positions, name)
 
     def stream_codes(self, path: str | Path, *, stages: int | None = None, batch: int = BATCH) -> Iterator[FileCodes]:
         """Codes of a long file piece by piece, `batch` windows at a time, in memory that does not grow."""
-        for rows in self._stream(Path(path), self.codes_of(stages=stages), batch):
+        for rows in stream_file(Path(path), self.reader, self.geometry, self.codes_of(stages=stages), batch=batch):
             yield FileCodes(rows.values, rows.times, rows.positions, name_of(Path(path)))
 
     def stream_features(
         self, path: str | Path, *, layer: int | None = None, batch: int = BATCH
     ) -> Iterator[FileFeatures]:
         """Features of a long file piece by piece, `batch` windows at a time, in memory that does not grow."""
-        for rows in self._stream(Path(path), self.features_of(layer=layer), batch):
+        for rows in stream_file(Path(path), self.reader, self.geometry, self.features_of(layer=layer), batch=batch):
             yield FileFeatures(rows.values, rows.times, rows.positions, name_of(Path(path)))
+
+    @property
+    def token_positions(self) -> NDArray[np.int64]:
+        """(T, rank): the place of each token in the grid."""
+        return token_positions(self.geometry)
+
+    @property
+    def token_starts(self) -> NDArray[np.int64]:
+        """(T, rank): the first frame and band, row and column, … of each token's patch in the input."""
+        return token_positions(self.geometry, patch=self.geometry.patch)
+
+    @property
+    def token_times(self) -> NDArray[np.float64] | None:
+        """(T,) seconds into the input at which each token begins; None where frames have no rate of their own."""
+        if self.config.data.source != "audio" or self.reader.frame_seconds is None:
+            return None
+        return self.token_starts[:, 0].astype(np.float64) * self.reader.frame_seconds
 
     @cached_property
     def reader(self) -> Reader:
@@ -197,7 +287,7 @@ class Model:
         settings: dict[str, Any] = {name: section.model_dump(mode="json") for name, section in seen.items()}
         settings["mean"], settings["std"] = self.mean.tolist(), self.std.tolist()
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        for module in (self.encoder, self.tokenizer):
+        for module in self._networks():
             for key, tensor in sorted(module.state_dict().items()):
                 digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
@@ -232,46 +322,25 @@ class Model:
             z = z[:, None].expand(-1, self.geometry.tokens, -1)  # (B, D) -> (B, T, D)
         return z.float().cpu().numpy()
 
-    def _files(
+    def _collected(
         self,
         paths: Iterable[str | Path],
         compute: Compute,
         collector: Callable[[], Collected],
         batch: int,
+        workers: int,
         on_error: OnError | None,
     ) -> Iterator[tuple[str, Collected]]:
-        """Name and collected rows of each file that can be read."""
-        listed = [Path(path) for path in paths]
-        for path in listed:
-            require_readable(path, self.reader)
-        collected = collector()
-        for found in rows_of_files(listed, reader=self.reader, geometry=self.geometry, compute=compute, batch=batch):
-            if isinstance(found, Rows):
-                collected.add(found)
-                continue
-            name = name_of(listed[found.file])
-            if found.error is None:
-                yield name, collected
-            elif on_error is None:
-                raise found.error
-            else:
-                on_error(name, found.error)
-            collected = collector()
-
-    def _stream(self, path: Path, compute: Compute, batch: int) -> Iterator[Rows]:
-        require_readable(path, self.reader)
-        kept = Kept()
-        for found in rows_of_files([path], reader=self.reader, geometry=self.geometry, compute=compute, batch=batch):
-            if isinstance(found, Ended):
-                if found.error is not None:
-                    raise found.error
-                break
-            kept.add(found)
-            if len(kept.parts) == batch:
-                yield kept.joined()
-                kept = Kept()
-        if kept.parts:
-            yield kept.joined()
+        return collect_files(
+            [Path(path) for path in paths],
+            self.reader,
+            self.geometry,
+            compute,
+            collector=collector,
+            batch=batch,
+            workers=workers,
+            on_error=on_error,
+        )
 
     def _kept_axis(self, pool: Pooling | None, axis: int | None) -> int | None:
         """The grid axis that pooling keeps, checked; None where it keeps none."""
@@ -297,49 +366,32 @@ class Model:
             return encoded.class_token
         return mean_pool(encoded.z, valid) if axis is None else axis_pool(encoded.z, self.geometry.grid, axis, valid)
 
-    def _prepare(self, x: Tensor) -> Tensor:
-        if x.dim() == len(self.geometry.shape):
-            x = x.unsqueeze(0)
-        if tuple(x.shape[1:]) != self.geometry.shape:
-            raise UsageError(
-                f"expected an input of shape (B, {', '.join(map(str, self.geometry.shape))}), got {tuple(x.shape)}; "
-                "crop, pad or resize it, or train a model with this geometry.input."
-            )
-        return normalise(x.float().cpu(), mean=self.mean, std=self.std).to(self.device)
+    def _encoded(
+        self, part: Batch, wanted: tuple[int, ...] | None, pool: Pooling | None, axis: int | None
+    ) -> tuple[Tensor, ...]:
+        x = self._normalised(part.x).to(self.dtype)
+        if wanted is None:
+            found = [self.encoder(x, valid=part.valid)]
+        else:
+            found = self.encoder.layers(x, wanted=wanted, valid=part.valid)
+        return tuple(self._pooled(encoded, part.valid, pool, axis).float() for encoded in found)
 
-    def _on_device(self, valid: Tensor | None) -> Tensor | None:
-        if valid is None:
-            return None
-        return valid.to(self.device).reshape(-1, self.geometry.tokens)  # (T,) of a single input is (1, T)
+    def _batches(self, x: ArrayLike, valid: ArrayLike | None, batch: int) -> Iterator[Batch]:
+        bytes_as_unit = self.config.data.source in ("images", "video")
+        for part in batches(x, valid, self.geometry, size=batch, bytes_as_unit=bytes_as_unit):
+            yield part._replace(valid=None if part.valid is None else part.valid.to(self.device))
 
-
-def load(path: str | Path, *, iteration: int | None = None, device: str = "auto") -> Model:
-    """The model of a run directory after its last finished encoder phase, or after that of `iteration`."""
-    folder = Path(path)
-    nets, config = read_trained(folder, iteration=iteration)
-    return Model(nets, config, device=choose_device(device))
+    def _normalised(self, x: Tensor) -> Tensor:
+        return normalise(x.cpu(), mean=self.mean, std=self.std).to(self.device)
 
 
-def read_trained(folder: Path, *, iteration: int | None = None) -> tuple[Nets, Config]:
-    """Networks and config of a run's last finished encoder phase that is whole."""
-    if not (folder / "config.yaml").is_file():
-        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    config = read_config(folder / "config.yaml")
-    ends = finished_phases(folder)
-    if iteration is not None:
-        ends = [path for path in ends if f"-iter{iteration}-" in path.name]
-    problems = []
-    for path in reversed(ends):
-        try:
-            loaded = load_checkpoint(path)
-        except CheckpointError as error:
-            problems.append(str(error))
-            warnings.warn(f"{error} Using an earlier checkpoint if there is one.", stacklevel=3)
-            continue
-        return restore_nets(config, loaded), config
-    if problems:
-        raise CheckpointError(" ".join(problems))
-    which = "" if iteration is None else f" of iteration {iteration}"
-    raise UsageError(
-        f"{folder}: no finished encoder phase{which} yet; run `bridle pretrain` with the same arguments to go on."
-    )
+def load(
+    path: str | Path, *, iteration: int | None = None, device: str = "auto", dtype: torch.dtype = torch.float32
+) -> Model:
+    """The model of a run directory after its last finished encoder phase, or after that of `iteration`.
+
+    `path` may also be an exported folder, the name of a model that comes with the package (`digits-tiny`), or the id
+    `owner/name` of a model on the Hugging Face hub. `dtype` is that of the encoders, see `Model`.
+    """
+    trained = read_trained(find_model(path), iteration=iteration)
+    return Model(trained, trained.config, device=choose_device(device), dtype=dtype)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle import failpoints
 from bridle.errors import UsageError, quoted
 from bridle.train.checkpoint import write_json
 from bridle.train.log import read_rows
@@ -102,8 +103,19 @@ class Parts:
         entry = Entry(name, stamp, self.fresh if reason is None else 0, reason)
         self.rows, self.fresh = self.rows + entry.rows, 0
         self.entries.append(entry)
+        failpoints.hit("export.before_ledger")
         self.ledger.write(_line(entry))
         self.ledger.flush()
+        failpoints.hit("export.file_done")
+
+    @property
+    def size(self) -> int:
+        """Bytes of the finished rows."""
+        return self.rows * sum(column.row_bytes for column in self.columns)
+
+    def readable(self) -> Iterator[Entry]:
+        """The finished files that have rows."""
+        return (entry for entry in self.entries if entry.reason is None)
 
     def blocks(self, column: Column) -> Iterator[bytes]:
         """The finished rows of a column as bytes, a block at a time."""
@@ -115,6 +127,17 @@ class Parts:
                     raise OSError(f"{file.name} is shorter than its ledger says")
                 left -= len(block)
                 yield block
+
+    @contextmanager
+    def reading(self) -> Iterator[Callable[[int], dict[str, bytes]]]:
+        """A function that gives the next rows of every column as bytes."""
+        with ExitStack() as stack:
+            files = {c: stack.enter_context((self.folder / f"{c.name}.bin").open("rb")) for c in self.columns}
+
+            def read(rows: int) -> dict[str, bytes]:
+                return {column.name: file.read(rows * column.row_bytes) for column, file in files.items()}
+
+            yield read
 
     def remove(self) -> None:
         """The job is done, its result is elsewhere."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from bridle.config import Config
+from bridle.errors import UsageError
 from bridle.models.classifier import Classifier
-from bridle.models.decoder import CodeHeads, Decoder
+from bridle.models.decoder import CodeHeads, Decoder, PatchHead
 from bridle.models.encoder import Encoder
 from bridle.models.estimator import Estimator
 from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer
@@ -26,14 +27,31 @@ from bridle.seeding import generator
 
 @dataclass
 class Nets:
-    """The networks of a run as they stand. The estimator exists from the first tokenizer phase on."""
+    """The networks of a run as they stand.
+
+    The estimator exists from the first tokenizer phase on; a run that predicts patches has neither it nor a tokenizer.
+    """
 
     encoder: Encoder
     decoder: Decoder
-    heads: CodeHeads
-    tokenizer: Tokenizer
+    heads: CodeHeads | PatchHead
+    own_tokenizer: Tokenizer | None
     estimator: Estimator | None = None
     norms_start: list[list[float]] = field(default_factory=list)  # code norms right after the codebooks' start
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; whoever asks a run without one is told why there is none."""
+        if self.own_tokenizer is None:
+            raise UsageError(
+                "this run predicts patches (loss.target=patches): it has no tokenizer, so no codes and no codebooks; "
+                "use a run with loss.target=codes."
+            )
+        return self.own_tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Tokenizer) -> None:
+        self.own_tokenizer = tokenizer
 
     def modules(self) -> dict[str, nn.Module]:
         """The networks by name, in a fixed order."""
@@ -41,7 +59,7 @@ class Nets:
             "encoder": self.encoder,
             "decoder": self.decoder,
             "heads": self.heads,
-            "tokenizer": self.tokenizer,
+            "tokenizer": self.own_tokenizer,
             "estimator": self.estimator,
         }
         return {name: module for name, module in named.items() if module is not None}
@@ -94,8 +112,14 @@ def build_decoder(config: Config, *, iteration: int = 1) -> Decoder:
     return decoder
 
 
-def build_heads(config: Config, *, iteration: int) -> CodeHeads:
-    heads = CodeHeads(width=config.decoder.width, sizes=config.quantizer.sizes)
+def build_heads(config: Config, *, iteration: int) -> CodeHeads | PatchHead:
+    """What turns the decoder's features into guesses: of codes, or of patches."""
+    width = config.decoder.width
+    heads: CodeHeads | PatchHead
+    if config.loss.target == "patches":
+        heads = PatchHead(width=width, patch_features=config.geometry.build().patch_features)
+    else:
+        heads = CodeHeads(width=width, sizes=config.quantizer.sizes)
     _initialise(heads, config, iteration, "heads")
     return heads
 
@@ -163,12 +187,15 @@ def build_classifier(config: Config, encoder: Encoder, *, classes: int, iteratio
 
 
 def build_nets(config: Config, *, iteration: int = 1, trained_tokenizer: bool = False) -> Nets:
-    """All networks of an iteration: with the cold start, or with a trainable tokenizer and its estimator."""
+    """All networks of an iteration: with the cold start, with a trainable tokenizer and its estimator, or with none."""
+    tokenizer: Tokenizer | None = None
+    if config.loss.target == "codes":
+        tokenizer = build_tokenizer(config, iteration=iteration) if trained_tokenizer else build_cold_start(config)
     return Nets(
         encoder=build_encoder(config, iteration=1),
         decoder=build_decoder(config, iteration=1),
         heads=build_heads(config, iteration=iteration),
-        tokenizer=build_tokenizer(config, iteration=iteration) if trained_tokenizer else build_cold_start(config),
+        own_tokenizer=tokenizer,
         estimator=build_estimator(config, iteration=iteration) if trained_tokenizer else None,
     )
 

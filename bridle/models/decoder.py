@@ -1,6 +1,6 @@
-"""Decoder D and its code heads: from visible features to a distribution over codes at every masked position.
+"""Decoder D and its heads: from visible features to a guess at every masked position.
 
-Shapes: z (B, V, D), features (B, T, Dd), logits M tensors (N, K_m) for the N masked tokens.
+Shapes: z (B, V, D), features (B, T, Dd); for the N masked tokens M logits (N, K_m), or patches (N, F).
 """
 
 from __future__ import annotations
@@ -80,3 +80,16 @@ class CodeHeads(nn.Module):
         """(N, Dd) -> M logits (N, K_m)."""
         logits: tuple[Tensor, ...] = self.linear(features).split(self.sizes, dim=-1)
         return logits
+
+
+class PatchHead(nn.Module):
+    """One linear map to the numbers of a patch, where patches themselves are the target."""
+
+    def __init__(self, *, width: int, patch_features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, patch_features)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, Dd) -> (N, F)."""
+        guess: Tensor = self.linear(features)
+        return guess

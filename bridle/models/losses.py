@@ -1,6 +1,11 @@
-"""The three losses of the paper (§3.2), in float32 whatever the networks ran in.
+"""The three losses of the paper (§3.2), and regression of patches; in float32 whatever the networks ran in.
 
-Shapes: B samples, H hidden tokens a sample, M codebooks, K codes; logits M tensors (B, H, K_m), codes (B, H, M).
+Shapes: B samples, H hidden tokens a sample, M codebooks, K codes; logits M tensors (B, H, K_m), codes (B, H, M);
+patches (B, H, F).
+
+With w the weights of the stages, L_encoder = mean over hidden tokens of Σ_m w_m·L_m / Σ_m w_m; all 1 unless given.
+Patches: L_patches = mean over hidden tokens and their F numbers of (guess − target)², where a standardised target is
+(p − mean(p)) / √(var(p) + ε), mean and variance over the F numbers of the patch itself.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from bridle.quantize import Quantized
+
+PATCH_EPS = 1e-6  # ε: what varies less than this is near enough to nothing not to be blown up
 
 
 class Hidden(NamedTuple):
@@ -35,21 +42,55 @@ class Hidden(NamedTuple):
 
 
 class CodeTargets(NamedTuple):
-    """What the heads must predict: hard codes, or with `soft` the k nearest codes and their weights."""
+    """What the heads must predict: hard codes, or with `soft` the k nearest codes and their weights.
+
+    Of the hidden tokens (B, H, …), or of all tokens (B, T, …) before `at` chose among them.
+    """
 
     codes: Tensor  # (B, H, M)
     soft_codes: Tensor | None = None  # (B, H, M, k)
     soft_weights: Tensor | None = None  # (B, H, M, k)
 
+    def at(self, hidden: Hidden) -> CodeTargets:
+        """(B, T, ...) -> (B, H, ...): the targets of the hidden positions."""
+        return CodeTargets(*(None if part is None else hidden.take(part) for part in self))  # type: ignore[arg-type]
+
 
 def encoder_loss(
-    logits: Sequence[Tensor], targets: CodeTargets, counted: Tensor, *, kind: Literal["ce", "bce"] = "ce"
+    logits: Sequence[Tensor],
+    targets: CodeTargets,
+    counted: Tensor,
+    *,
+    kind: Literal["ce", "bce"] = "ce",
+    stage_weights: Sequence[float] | None = None,
 ) -> Tensor:
     """L_encoder: per sample the mean over its masked tokens and the M heads, then the mean over samples."""
-    per_token = torch.stack([_head_loss(head, targets, m, kind) for m, head in enumerate(logits)]).mean(0)  # (B, H)
+    by_stage = [_head_loss(head, targets, m, kind) for m, head in enumerate(logits)]  # M x (B, H)
+    if stage_weights is None:
+        return mean_over_hidden(torch.stack(by_stage).mean(0), counted)
+    weighted = [w * stage for w, stage in zip(stage_weights, by_stage, strict=True)]
+    return mean_over_hidden(torch.stack(weighted).sum(0) / sum(stage_weights), counted)
+
+
+def mean_over_hidden(per_token: Tensor, counted: Tensor) -> Tensor:
+    """(B, H) -> (): per sample the mean over its counted tokens, then the mean over samples."""
     weight = counted.to(per_token.dtype)
     per_sample = (per_token * weight).sum(1) / weight.sum(1).clamp_min(1.0)
     return per_sample.mean()
+
+
+def patch_target(patches: Tensor, *, kind: Literal["standardised", "plain"] = "standardised") -> Tensor:
+    """What must be predicted of patches (…, F)."""
+    patches = patches.float()
+    if kind == "plain":
+        return patches
+    centred = patches - patches.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + PATCH_EPS).sqrt()
+
+
+def patch_loss(guess: Tensor, target: Tensor, counted: Tensor) -> Tensor:
+    """L_patches: squared error per number, then as `encoder_loss` over hidden tokens and samples."""
+    return mean_over_hidden((guess.float() - target.float()).square().mean(-1), counted)
 
 
 def _head_loss(logits: Tensor, targets: CodeTargets, m: int, kind: str) -> Tensor:

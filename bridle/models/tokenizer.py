@@ -15,6 +15,7 @@ from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.nn.patch import patchify
 from bridle.quantize import ResidualQuantizer
+from bridle.quantize.nearest import full_precision
 
 
 class ColdStartTokenizer(nn.Module):
@@ -47,7 +48,7 @@ class ColdStartTokenizer(nn.Module):
             patches = patches - patches.mean(-1, keepdim=True)
             patches = patches / patches.std(-1, keepdim=True, correction=0).clamp_min(1e-6)
         # Targets must not depend on autocast: the same input always gets the same codes.
-        with torch.autocast(x.device.type, enabled=False):
+        with full_precision(x.device):
             return patches @ self.projection
 
     def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:

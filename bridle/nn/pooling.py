@@ -1,10 +1,11 @@
-"""From a grid of tokens to one vector: means over all real tokens, or over all grid axes but one.
+"""From a grid of tokens to one vector: means, and deviations, over all real tokens or over all grid axes but one.
 
 Shapes: tokens (B, T, D) on a grid, valid (B, T).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -29,6 +30,24 @@ def axis_pool(tokens: Tensor, grid: Sequence[int], axis: int | None, valid: Tens
     total = _sum_but_one(filled.reshape(B, *grid, D), axis)
     count = _sum_but_one(real.to(tokens.dtype).reshape(B, *grid, 1), axis)
     return (total / count.clamp(min=1)).reshape(B, kept * D)
+
+
+def deviation_pool(tokens: Tensor, grid: Sequence[int], axis: int | None, valid: Tensor | None = None) -> Tensor:
+    """The standard deviation where `axis_pool` takes the mean: what few tokens say does not drown in many.
+
+    From the mean of squared distances to the mean, not from a difference of large squares; all in float32 or wider.
+    """
+    B, T, D = tokens.shape
+    wide = tokens.float() if tokens.dtype in (torch.float16, torch.bfloat16) else tokens
+    mean = axis_pool(wide, grid, axis, valid).reshape(B, -1, D)  # (B, kept, D)
+    places = torch.arange(T, device=tokens.device)
+    if axis is not None:
+        inner = math.prod(grid[axis + 1 :])
+        places = places // inner % grid[axis]
+    else:
+        places = torch.zeros_like(places)
+    away = wide - mean[:, places]  # (B, T, D)
+    return axis_pool(away.square(), grid, axis, valid).sqrt()
 
 
 def _sum_but_one(x: Tensor, axis: int | None) -> Tensor:

@@ -19,15 +19,19 @@ from torch import Tensor
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Arithmetic in true float32 inside: no autocast, no TF32 or bfloat16 passes hidden in matrix products."""
-    precision = torch.get_float32_matmul_precision()
-    if precision != "highest":
-        torch.set_float32_matmul_precision("highest")
+    if torch.compiler.is_exporting():  # a program cannot store the switch, and is called without autocast
+        yield
+        return
+    # The device's own switch: a run may have set TF32 for GPUs alone, which torch's common one cannot express.
+    gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    switch = gpu if device.type == "cuda" else cpu
+    before = switch.fp32_precision
+    switch.fp32_precision = "ieee"
     try:
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        if precision != "highest":
-            torch.set_float32_matmul_precision(precision)
+        switch.fp32_precision = before
 
 
 def chunk_rows(widest: int, device: torch.device) -> int:

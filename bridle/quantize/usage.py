@@ -258,8 +258,7 @@ class CollapseWatch:
                 self.collapsed.add(m)
                 found.append(
                     f"stage {m + 1} is collapsing: {100 * used:.0f} % of its {K:,} codes occurred in the last "
-                    f"{self.window} steps. See `bridle codebooks` after the run; usual remedies are a longer tokenizer "
-                    "phase, quantizer.start=kmeans, loss.centre_teacher=position, or fewer codes."
+                    f"{self.window} steps; after the run `bridle codebooks` says what to try."
                 )
             elif used > RECOVERED * COLLAPSED_USAGE:
                 self.collapsed.discard(m)
@@ -267,7 +266,7 @@ class CollapseWatch:
                 self.dominated.add(m)
                 found.append(
                     f"stage {m + 1}: one code takes {100 * most:.0f} % of the tokens, often silence, padding or a flat "
-                    "background; check the data, and prefer quantizer.residual=once."
+                    "background; check the data, and see `bridle codebooks` after the run."
                 )
             elif not is_dominant(RECOVERED * most, codes=K):
                 self.dominated.discard(m)

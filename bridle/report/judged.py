@@ -16,6 +16,7 @@ from bridle.report.runs import RunSummary, items, main_score, mapping, number, s
 
 BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
 KINDS = {"probe": "linear probe", "knn": "k-NN", "finetune": "fine-tuning"}
+HEADS = {"sgd": "SGD", "adamw": "AdamW"}  # the others are solved to the optimum
 FIGURES = {"probe": "probe", "knn": "probe", "finetune": "finetune"}  # where an entry of each file keeps its scores
 
 
@@ -79,6 +80,10 @@ def protocol_words(kind: str, results: Mapping[str, Any]) -> str:
         words.append(f"axis {whole(settings.get('axis'))} kept")
     elif pool == "class":
         words.append("class token")
+    if settings.get("deviation") is True and pool in ("mean", "axis"):
+        words.append("mean and deviation")
+    if kind == "probe" and (head := HEADS.get(str(settings.get("head")))):
+        words.append(f"{head} head")
     for length in ("epochs", "steps"):
         if kind == "finetune" and (count := number(settings.get(length))) is not None:
             words.append(f"{count:,g} {length}")
@@ -139,6 +144,10 @@ def _beside(scores: Mapping[str, Any]) -> list[str]:
         words += [f"{name} {percent(scores[key])}" for key, name in known if number(scores.get(key)) is not None]
     if (neighbours := number(scores.get("neighbours"))) is not None:
         words.append(f"k = {neighbours:g}")
+    if (found := main_score(mapping(scores.get("retrieval")))) is not None:
+        words.append(f"retrieval mAP {percent(found)}")
+    for few in map(mapping, items(scores.get("few_shot"))):
+        words.append(f"{whole(few.get('shots'))} per class: {percent(main_score(few))}")
     return words
 
 

@@ -88,14 +88,15 @@ def write_report(
     if not runs:
         raise UsageError("a report needs at least one run; give one or more run directories.")
     target = Path(path)
-    text = _render(runs, title=title, intro=intro)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _publish(text, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write the report to {quoted(target)}: {error.strerror}; choose another path with --out."
-        ) from error
+    shown = {
+        "title": title,
+        "intro": intro,
+        "probes": _probe_figures(runs),
+        "summary": _summary(runs),
+        "judged": judged_rows(_labelled(runs)),
+        "runs": [_run_view(one.run, one.label, one.anchor) for one in _labelled(runs)],
+    }
+    publish_page(render_page("page.html", shown), target)
     return target
 
 
@@ -127,7 +128,8 @@ def _labelled(runs: Sequence[RunSummary]) -> list[Labelled]:
     return [Labelled(run, label, f"run-{n}") for n, (run, label) in named]
 
 
-def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
+def render_page(template: str, values: Mapping[str, Any]) -> str:
+    """One of this room's templates, with its style; every value is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -144,15 +146,18 @@ def _render(runs: Sequence[RunSummary], *, title: str, intro: str) -> str:
     palettes = {"LIGHT": css_variables(LIGHT), "DARK": css_variables(DARK)}
     for name, variables in palettes.items():
         css = css.replace(f"/* {name} FIGURES */", " ".join(f"{key}: {value};" for key, value in variables.items()))
-    return environment.get_template("page.html").render(
-        title=title,
-        intro=intro,
-        css=Markup(css),
-        probes=_probe_figures(runs),
-        summary=_summary(runs),
-        judged=judged_rows(_labelled(runs)),
-        runs=[_run_view(one.run, one.label, one.anchor) for one in _labelled(runs)],
-    )
+    return environment.get_template(template).render({"css": Markup(css), **values})
+
+
+def publish_page(text: str, target: Path) -> None:
+    """Write a page, all of it or nothing."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _publish(text, target)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write the page to {quoted(target)}: {error.strerror}; choose another path."
+        ) from error
 
 
 def _publish(text: str, target: Path) -> None:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from bridle.report.runs import RunSummary, item, items, main_score, mapping, number, score_name
+from bridle.report.runs import RunSummary, item, items, main_score, mapping, number, score_name, whole
 
+FEW_SHOT_NOTE = "± half the 95 % interval over draws; * above the untrained encoder on the same draws"
 BASELINES = {"raw": "raw input", "untrained": "untrained encoder"}
 
 
@@ -58,12 +59,14 @@ def _rows(run: RunSummary) -> list[tuple[str, Mapping[str, Any]]]:
 
 def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]:
     """What there is to show. More scores than one leave no room for CUR, which the flags tell too."""
-    probes = [probe for probe in (mapping(entry.get("probe")) for entry in entries) if probe]
+    probes = [probe for probe in (_probe(entry) for entry in entries) if probe]
     names = {score_name(probe) for probe in probes} or {"accuracy"}
     short = {"accuracy": "acc. %", "mAP": "mAP %"}[names.pop()] if len(names) == 1 else "%"
-    columns = [Column(f"{kind} {short}", lambda entry: _score(mapping(entry.get("probe"))), True)]
+    columns = [Column(f"{kind} {short}", lambda entry: _score(_probe(entry)), True)]
     if any("folds" in probe and "accuracy" in probe for probe in probes):
         columns.append(_plain_score("mAP %", "mean_average_precision", 100, 1))
+    if any("retrieval" in probe for probe in probes):
+        columns.append(Column("retrieval mAP %", lambda entry: _score(mapping(_probe(entry).get("retrieval"))), True))
     if any("mean_auc" in probe for probe in probes):
         columns += [_plain_score("AUC", "mean_auc", 1, 3), _plain_score("d′", "d_prime", 1, 2)]
     if not any(entry.get("codebooks") for entry in entries):
@@ -77,9 +80,42 @@ def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]
     ]
 
 
+def few_shot_table(run: RunSummary) -> Table | None:
+    """One column for each number of labels per class; None where nothing was probed with few labels."""
+    rows = [(name, items(_probe(entry).get("few_shot"))) for name, entry in _rows(run)]
+    shots = sorted({whole(mapping(few).get("shots")) for _, found in rows for few in found})
+    if not shots:
+        return None
+    draws = next(whole(mapping(few).get("draws")) for _, found in rows for few in found)
+    table = Table(box=None, header_style="bold", pad_edge=False, caption=FEW_SHOT_NOTE, caption_justify="left")
+    table.add_column(f"few labels, {draws} draws")
+    for n in shots:
+        table.add_column(f"{n} per class, %", justify="right")
+    for name, found in rows:
+        by_shots = {whole(mapping(few).get("shots")): mapping(few) for few in found}
+        table.add_row(f"  {escape(name)}", *(_few_shot(by_shots.get(n, {})) for n in shots))
+    return table
+
+
+def _few_shot(few: Mapping[str, Any]) -> str:
+    """Mean over draws with half of its 95 % interval; a star where it clearly beats the untrained encoder."""
+    low, high = (number(item(few.get("interval"), end)) for end in (0, 1))
+    score = main_score(few)
+    if score is None or low is None or high is None:
+        return "–"
+    over = mapping(mapping(few.get("over")).get("untrained"))
+    change, half = number(over.get("change")), number(over.get("half"))
+    star = " *" if change is not None and half is not None and change > half else ""
+    return f"{100 * score:.1f} ±{50 * (high - low):.1f}{star}"
+
+
+def _probe(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return mapping(entry.get("probe"))
+
+
 def _plain_score(heading: str, key: str, scale: int, digits: int) -> Column:
     def cell(entry: Mapping[str, Any]) -> str:
-        found = number(mapping(entry.get("probe")).get(key))
+        found = number(_probe(entry).get(key))
         return "–" if found is None else f"{scale * found:.{digits}f}"
 
     return Column(heading, cell, True)
@@ -97,7 +133,7 @@ def _score(probe: Mapping[str, Any]) -> str:
 
 
 def _folds(run: RunSummary) -> str:
-    counts = {len(items(mapping(entry.get("probe")).get("folds"))) for _, entry in _rows(run)} - {0}
+    counts = {len(items(_probe(entry).get("folds"))) for _, entry in _rows(run)} - {0}
     return f" ({counts.pop()} folds)" if len(counts) == 1 else ""
 
 

@@ -1,7 +1,7 @@
 """Checkpoints: safetensors and JSON, published rather than written, checked before they are trusted.
 
-temporary folder -> tensors -> fsync -> manifest with SHA-256 -> rename -> move `latest` -> rotate. A folder without a
-matching manifest does not count as a checkpoint.
+temporary folder -> tensors -> fsync -> manifest with SHA-256 -> rename -> read back -> move `latest` -> rotate. What
+has no matching manifest does not count as a checkpoint. `latest` is for people; the newest that is whole is loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +20,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bridle.errors import CheckpointError, NonFiniteError
+from bridle import failpoints
+from bridle.errors import CheckpointError, NonFiniteError, unwritable
 
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
+EXPORTED = "config.json"  # the state of an exported folder, which is read like a checkpoint
 FORMAT = 1
+NAME = re.compile(r"p\d+-.+-\d{8}(-end)?")  # folders with other names are not ours
+LARGEST_JSON = 64_000_000  # bytes; code norms of the largest codebooks fit
+SPARE = 1_000_000  # bytes beside the tensors
 
 
 class Loaded(NamedTuple):
@@ -38,36 +44,55 @@ def publish(
 ) -> Path:
     """Save a checkpoint under `root/name`; older ones inside a phase beyond `keep` are removed afterwards."""
     _refuse_non_finite(name, tensors)
-    root.mkdir(parents=True, exist_ok=True)
-    for stale in root.glob(".tmp-*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    _require_space(root, tensors)
+    needed = size_of(tensors) + SPARE
     temporary, final = root / f".tmp-{name}", root / name
     try:
-        temporary.mkdir()
-        for stem, group in tensors.items():
-            save_file(
-                {key: value.detach().cpu().contiguous() for key, value in group.items()},
-                temporary / f"{stem}.safetensors",
-            )
-        write_json(temporary / STATE, {"format": FORMAT, **state})
-        files = {path.name: _fingerprint(path) for path in sorted(temporary.iterdir())}
-        write_json(temporary / MANIFEST, {"format": FORMAT, "files": files})
-        for path in [*temporary.iterdir(), temporary]:
-            _sync(path)
-        if final.exists():
-            shutil.rmtree(final)
-        temporary.rename(final)
-        _sync(root)
-        write_json(root / LATEST, {"checkpoint": name})
+        root.mkdir(parents=True, exist_ok=True)
+        for stale in root.glob(".tmp-*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        require_space(root, needed)
+        write_folder(temporary, tensors, state)
+        replace_folder(temporary, final)
+        if (damage := find_damage(final)) is not None:
+            raise CheckpointError(f"{damage} It was written just now: do not trust this disk. Nothing was removed.")
+        failpoints.hit("checkpoint.before_latest")
+        _dump(root / LATEST, {"checkpoint": name})
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: the checkpoint could not be written ({getattr(error, 'strerror', None) or error}); needed "
-            f"{_bytes(tensors):,} bytes, free {shutil.disk_usage(root).free:,}. Earlier checkpoints are untouched."
+            f"{needed:,} bytes, free {shutil.disk_usage(nearest(root)).free:,} bytes. Earlier checkpoints are "
+            "untouched; free some space and run the same command again."
         ) from error
+    failpoints.hit("checkpoint.before_rotate")
     _rotate(root, name, keep)
     return final
+
+
+def write_folder(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+    """All files of a checkpoint, safe on the disk; the manifest comes last."""
+    folder.mkdir()
+    for stem, group in tensors.items():
+        whole = {key: value.detach().cpu().contiguous() for key, value in group.items()}
+        save_file(whole, folder / f"{stem}.safetensors")
+        failpoints.hit("checkpoint.half_written")
+    _dump(folder / STATE, {"format": FORMAT, **state})
+    failpoints.hit("checkpoint.before_manifest")
+    files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
+    _dump(folder / MANIFEST, {"format": FORMAT, "files": files})
+    for path in [*folder.iterdir(), folder]:
+        _sync(path)
+    failpoints.hit("checkpoint.before_rename")
+
+
+def replace_folder(temporary: Path, final: Path) -> None:
+    """Give a complete folder its name; a damaged one of that name is removed when the new one is there."""
+    aside = final.with_name(f".tmp-old-{final.name}")
+    if final.exists():
+        final.rename(aside)
+    temporary.rename(final)
+    _sync(final.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
@@ -78,42 +103,90 @@ def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
             return load(path), messages
         except CheckpointError as error:
             messages.append(f"{error} Using the previous checkpoint instead.")
+    if messages:
+        messages[-1] = messages[-1].replace("Using the previous checkpoint instead.", "None is left: starting anew.")
     return None, messages
 
 
 def load(path: Path) -> Loaded:
     """Read one checkpoint after checking every file against the manifest. Runs no code."""
-    manifest = _read_json(path / MANIFEST)
+    if (damage := find_damage(path)) is not None:
+        raise CheckpointError(damage)
+    files = _manifest_files(path)
     try:
-        files = dict(manifest["files"])
-        for file, wanted in files.items():
-            if Path(file).name != file or _fingerprint(path / file) != wanted:
-                raise CheckpointError(f"{path / file}: damaged (its SHA-256 is not the one in the manifest).")
         tensors = {Path(file).stem: load_file(path / file) for file in files if file.endswith(".safetensors")}
-    except (KeyError, TypeError, AttributeError, ValueError, OSError, SafetensorError) as error:
+    except (ValueError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged or incomplete ({error}).") from error
-    return Loaded(tensors, _read_json(path / STATE), path)
+    return Loaded(tensors, _read_json(path / (STATE if STATE in files else EXPORTED)), path)
+
+
+def find_damage(path: Path, *, sizes_only: bool = False) -> str | None:
+    """What is wrong with a checkpoint, as a sentence; None if every file is as the manifest says."""
+    try:
+        for file, wanted in _manifest_files(path).items():
+            if Path(file).name != file:
+                return f"{path / MANIFEST}: damaged (it names a file outside its folder)."
+            if (path / file).stat().st_size != wanted["bytes"]:
+                return f"{path / file}: damaged (its size is not the one in the manifest)."
+            if not sizes_only and _fingerprint(path / file) != wanted:
+                return f"{path / file}: damaged (its SHA-256 is not the one in the manifest)."
+    except CheckpointError as error:
+        return str(error)
+    except (KeyError, TypeError, OSError) as error:
+        return f"{path}: damaged or incomplete ({error})."
+    return None
+
+
+def _manifest_files(path: Path) -> dict[str, Any]:
+    manifest = _read_json(path / MANIFEST)
+    if not isinstance(manifest.get("files"), dict):
+        raise CheckpointError(f"{path / MANIFEST}: damaged (it lists no files).")
+    return dict(manifest["files"])
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
     """All published checkpoints, oldest first; their names sort by phase and step."""
-    return sorted(path for path in root.glob("*") if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in root.glob("p*") if NAME.fullmatch(path.name) and is_folder(path))
+
+
+def is_exported(folder: Path) -> bool:
+    """Is this the folder of an exported model, which holds one checkpoint of some networks and no run?"""
+    return (folder / EXPORTED).is_file() and (folder / MANIFEST).is_file()
+
+
+def is_folder(path: Path) -> bool:
+    """A folder of its own and no link to one, which would be somebody else's."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old content or the new, never half of it."""
+    try:
+        failpoints.hit("results.write")
+        _dump(path, value)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _dump(path: Path, value: Any) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, allow_nan=False)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        if path.stat().st_size > LARGEST_JSON:
+            raise CheckpointError(f"{path}: larger than {LARGEST_JSON:,} bytes; not a file of a checkpoint.")
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error}).") from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a bridle checkpoint file of format {FORMAT}.")
@@ -127,17 +200,34 @@ def _refuse_non_finite(name: str, tensors: Mapping[str, Mapping[str, Tensor]]) -
                 raise NonFiniteError(f"checkpoint {name} not saved: {stem}.{key} holds values that are not finite.")
 
 
-def _bytes(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
+    """Bytes of all tensors."""
     return sum(value.numel() * value.element_size() for group in tensors.values() for value in group.values())
 
 
-def _require_space(root: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    needed, free = _bytes(tensors) + 1_000_000, shutil.disk_usage(root).free
+def require_space(root: Path, needed: int, *, what: str = "a checkpoint") -> None:
+    """Refuse to begin what the disk has no room for."""
+    free = shutil.disk_usage(nearest(root)).free
     if free < needed:
         raise CheckpointError(
-            f"{root}: not enough space for a checkpoint: needed {needed:,} bytes, free {free:,} bytes. "
+            f"{root}: not enough space for {what}: needed {needed:,} bytes, free {free:,} bytes. "
             "Earlier checkpoints are untouched; free some space and run the same command again."
         )
+
+
+def require_space_for_run(root: Path, *, model: int, ends: int, keep: int) -> None:
+    """Before the first step: room for the checkpoints of a whole run, less what is already there.
+
+    A checkpoint inside a phase holds the weights and AdamW's two averages of them: `keep` of these stay, one more is
+    being written, and the end of every phase stays without averages. The tokenizer of later iterations is not counted.
+    """
+    there = sum(file.stat().st_size for path in checkpoint_folders(root) for file in path.iterdir())
+    require_space(root, max(0, (keep + 1) * 3 * model + ends * model + SPARE - there), what="this run's checkpoints")
+
+
+def nearest(path: Path) -> Path:
+    """The path, or the first folder above it that exists."""
+    return path if path.exists() else nearest(path.parent)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -154,11 +244,16 @@ def _sync(path: Path) -> None:
 
 
 def _rotate(root: Path, newest: str, keep: int) -> None:
-    """Remove old checkpoints inside phases; ends of phases (names ending in -end) and the newest stay."""
-    inside = [path for path in checkpoint_folders(root) if not path.name.endswith("-end") and path.name != newest]
-    room = keep if newest.endswith("-end") else keep - 1
+    """Remove old checkpoints inside phases; ends of phases (names ending in -end) and the newest stay.
+
+    A damaged one counts neither as kept nor as the end of a phase, so that the last good ones stay.
+    """
+    whole = [path for path in checkpoint_folders(root) if find_damage(path, sizes_only=True) is None]
     # A finished phase needs no steps from inside it any more.
-    finished = {path.name.rsplit("-", 2)[0] for path in checkpoint_folders(root) if path.name.endswith("-end")}
+    finished = {path.name.rsplit("-", 2)[0] for path in whole if path.name.endswith("-end")}
+    inside = [path for path in whole if not path.name.endswith("-end") and path.name != newest]
+    room = keep if newest.endswith("-end") else keep - 1
     for position, path in enumerate(reversed(inside)):
         if position >= room or path.name.rsplit("-", 1)[0] in finished:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is looked at again next time
+            failpoints.hit("checkpoint.inside_rotate")

@@ -6,25 +6,25 @@ A phase supplies a step on a micro-batch; the engine does the rest. All randomne
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bridle import distributed, failpoints
 from bridle.config.schema import MaskConfig, PhaseConfig
 from bridle.data.loader import Batch
 from bridle.errors import NonFiniteError
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.transformer import drop_path_scales
 from bridle.quantize import Statistics
-from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
+from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
 from bridle.train import checkpoint
-from bridle.train.expected import CurveWatch
-from bridle.train.log import describe, describe_briefly
+from bridle.train.figures import Clock, Watches, report
 from bridle.train.optim import (
     build_optimizer,
     learning_rate,
@@ -34,9 +34,8 @@ from bridle.train.optim import (
     same_rate,
     set_rate,
 )
+from bridle.train.ranks import Replicas, agree, require_equal, whole_state
 from bridle.train.run import Networks, Run
-
-USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in the live figures
 
 
 class StepResult(NamedTuple):
@@ -67,6 +66,8 @@ class Phase:
     after_codes: Callable[[int, Sequence[Batch], CodeAge], None] = field(default=lambda done, batches, ages: None)
     rate_scale: Callable[[str], float] = same_rate  # of the learning rate, by the parameter's dotted name
     has_codes: bool = True  # do steps report codes?
+    some_steps_only: bool = False  # are there steps that leave some parameters without a gradient?
+    repeats: int = 1  # steps for which the same batch stays, with other draws
 
     @property
     def key(self) -> str:
@@ -84,22 +85,31 @@ class Draws:
     def __init__(self, run: Run[Networks], phase: Phase, step: int, micro_batches: Sequence[Batch] = ()) -> None:
         self.run, self.phase, self.step = run, phase, step
         self.batch = phase.settings.batch
-        self.tokens = sum(int(b.valid.sum()) for b in micro_batches if b.valid is not None)
-        self.tokens += sum(len(b.x) for b in micro_batches if b.valid is None) * run.config.geometry.build().tokens
-        self.padded = any(b.valid is not None for b in micro_batches)
+        self.micro_batches = micro_batches
 
     @property
     def shown(self) -> bool:
         """Will anybody see this step's figures? What is only looked at need not be computed otherwise."""
         return is_shown(self.run, self.phase, self.step + 1)
 
+    @cached_property
+    def tokens(self) -> int | None:
+        """Real tokens of the global batch, or None without padding; the first look at it is collective."""
+        padded = any(batch.valid is not None for batch in self.micro_batches)
+        counted = torch.tensor([int(padded), sum(self.real_tokens(batch) for batch in self.micro_batches)])
+        anywhere, tokens = distributed.sum_over_ranks(counted).tolist()
+        return tokens if anywhere else None
+
+    def real_tokens(self, batch: Batch) -> int:
+        if batch.valid is not None:
+            return int(batch.valid.sum())
+        return len(batch.x) * self.run.config.geometry.build().tokens
+
     def token_share(self, batch: Batch) -> float:
         """Real tokens a row of this micro-batch, relative to the whole step's; 1 without padding."""
-        if not self.padded:
+        if self.tokens is None:
             return 1.0
-        T = self.run.config.geometry.build().tokens
-        here = len(batch.x) * T if batch.valid is None else int(batch.valid.sum())
-        return here * self.batch / (len(batch.x) * max(1, self.tokens))
+        return self.real_tokens(batch) * self.batch / (len(batch.x) * max(1, self.tokens))
 
     def mask(self, batch: Batch, settings: MaskConfig | None = None) -> Mask:
         """The mask of these rows, by the run's own mask settings unless others are given."""
@@ -152,44 +162,65 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         module.requires_grad_(False).eval()
     for module in phase.trained.values():
         module.requires_grad_(True).train()
+    if restored is None:
+        phase.start()
+    require_equal(run.nets.state(), where=f"{phase.key}, at its beginning")
+    replicas = build_replicas(run, phase)
     parameters = named_parameters(phase.trained)
     optimizer = build_optimizer(phase.trained, phase.settings, phase.rate_scale)
     ages = CodeAge(run.config.quantizer.sizes) if phase.has_codes else None
     progress = Progress()
-    if restored is None:
-        phase.start()
-    else:
+    if restored is not None:
         progress = Progress(**restored.state["progress"])
         load_optimizer_tensors(optimizer, parameters, restored.tensors.get("optimizer", {}))
         if ages is not None:
             ages.load_state(restored.tensors["ages"])
-    loader = run.loader(phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch)
-    clock = Clock(step=progress.step, batch=phase.settings.batch)
-    watches = Watches(
-        CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW), CurveWatch.of(run.config, phase.key)
+    loader = run.loader(
+        phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
+    clock = Clock(step=progress.step, batch=phase.settings.batch)
+    watches = Watches.of(run, phase)
 
-    def save(*, end: bool = False) -> None:
-        tensors = {"model": run.nets.state()}
+    def save(*, end: bool = False) -> dict[str, Tensor]:
+        tensors = {"model": whole_state(run.nets.state())}
         if ages is not None:
             tensors["ages"] = ages.state()
         if not end:  # the next phase starts with an optimizer of its own
-            tensors["optimizer"] = optimizer_tensors(optimizer, parameters)
+            tensors["optimizer"] = whole_state(optimizer_tensors(optimizer, parameters))
         save_checkpoint(run, phase, progress, tensors, end=end)
+        return tensors["model"]
 
     if restored is None:
         save()  # a codebook start is not done twice
     for micro_batches in loader.steps(progress.step, phase.steps):
-        update = take_step(run, phase, progress, optimizer, parameters, micro_batches, ages)
+        update = take_step(run, phase, replicas, progress, optimizer, parameters, micro_batches, ages)
         finished = progress.step == phase.steps
         if is_shown(run, phase, progress.step):
             report(run, phase, progress, update, ages, clock, watches)
+        if finished or progress.step % run.config.runtime.compare_every == 0:
+            require_equal(run.nets.state(), where=f"{phase.key} step {progress.step}")
         due = progress.step % run.config.runtime.checkpoint_every == 0
-        if not finished and (due or run.stop.received is not None):
+        if not finished and (due or asked_to_stop(run, update)):
             save()
-            run.stop.leave(f"saved at step {progress.step} of {phase.key}.")
-    save(end=True)
-    run.stop.leave(f"the end of {phase.key} is saved.")
+            run.leave(f"saved at step {progress.step} of {phase.key}.")
+    replicas.dissolve(run.nets, save(end=True))
+    run.leave(f"the end of {phase.key} is saved.")
+
+
+def asked_to_stop(run: Run[Networks], update: Update) -> bool:
+    """One process sees its signal at once; several act on what they agreed on in the step."""
+    return update.stop if distributed.is_active() else run.stop.received is not None
+
+
+def build_replicas(run: Run[Networks], phase: Phase) -> Replicas:
+    runtime = run.config.runtime
+    return Replicas(
+        phase.trained,
+        phase.step,
+        shard=runtime.shard == "full",
+        compiled=runtime.compile,
+        some_steps_only=phase.some_steps_only,
+    )
 
 
 def is_shown(run: Run[Networks], phase: Phase, done: int) -> bool:
@@ -202,12 +233,14 @@ class Update(NamedTuple):
 
     values: dict[str, Tensor]
     learning_rate: float
-    codes: Tensor | None  # (S, M)
+    codes: Tensor | None  # (S, M), this rank's
+    stop: bool  # was any rank asked to stop?
 
 
 def take_step(
     run: Run[Networks],
     phase: Phase,
+    replicas: Replicas,
     progress: Progress,
     optimizer: torch.optim.Optimizer,
     parameters: Mapping[str, nn.Parameter],
@@ -215,6 +248,7 @@ def take_step(
     ages: CodeAge | None,
 ) -> Update:
     """Accumulate, check, update. A step with non-finite loss or gradient changes nothing but the skip counters."""
+    failpoints.hit("step.begin")
     settings, draws = phase.settings, Draws(run, phase, progress.step, micro_batches)
     rate = learning_rate(
         progress.step,
@@ -224,23 +258,14 @@ def take_step(
         final=settings.final_learning_rate,
     )
     set_rate(optimizer, rate)
-    total: dict[str, Tensor] = {}
-    statistics: Statistics | None = None
-    codes = []
-    for batch in micro_batches:
-        run.quarantine(batch.bad, phase=phase.key)
-        on_device = move(batch, run.machine.device)
-        with run.machine.autocast():
-            result = phase.step(on_device, draws)
-        share = batch.x.shape[0] / settings.batch
-        (result.loss * share).backward()
-        for key, value in {"loss": result.loss.detach(), **result.values}.items():
-            total[key] = total.get(key, torch.zeros_like(value)) + value.detach() * share
-        if result.statistics is not None:
-            statistics = result.statistics if statistics is None else statistics + result.statistics
-        if result.codes is not None:
-            codes.append(result.codes.flatten(0, 1) if on_device.valid is None else result.codes[on_device.valid])
-    total["grad_norm"] = nn.utils.clip_grad_norm_(parameters.values(), settings.clip or float("inf"))
+    gathered = accumulate(run, phase, replicas, draws, micro_batches)
+    agreed = agree(gathered.total, [sample for batch in micro_batches for sample in batch.bad], run.stop)
+    run.quarantine(agreed.bad, phase=phase.key)
+    total, statistics = agreed.total, gathered.statistics
+    if failpoints.hit("step.gradient"):
+        next(p.grad for p in parameters.values() if p.grad is not None).fill_(float("inf"))
+    total["grad_norm"] = replicas.clip(parameters.values(), settings.clip or float("inf"))
+    failpoints.hit("step.after_backward")
     if bool(torch.isfinite(total["loss"]) & torch.isfinite(total["grad_norm"])):
         optimizer.step()
         if statistics is not None:
@@ -250,13 +275,46 @@ def take_step(
     else:
         skip(run, phase, progress)
     optimizer.zero_grad(set_to_none=True)
-    seen = torch.cat(codes) if codes else None  # (S, M)
-    if ages is not None and seen is not None:
+    seen = torch.cat(gathered.codes) if gathered.codes else None  # (S, M)
+    if ages is not None and seen is not None and not progress.skipped_in_a_row:  # a skipped step changes nothing
         ages.update(seen)
-        if not progress.skipped_in_a_row:  # a skipped step changes nothing
-            phase.after_codes(progress.step + 1, micro_batches, ages)
+        phase.after_codes(progress.step + 1, micro_batches, ages)
+    failpoints.hit("step.after_update")
     progress.step += 1
-    return Update(total, rate, seen)
+    return Update(total, rate, seen, agreed.stop)
+
+
+class Accumulated(NamedTuple):
+    """What the micro-batches of this rank add up to; their gradients are in the parameters."""
+
+    total: dict[str, Tensor]  # loss and figures, as parts of the global batch's means
+    statistics: Statistics | None
+    codes: list[Tensor]  # (S, M) of each micro-batch, without padding
+
+
+def accumulate(
+    run: Run[Networks], phase: Phase, replicas: Replicas, draws: Draws, micro_batches: list[Batch]
+) -> Accumulated:
+    """Forward and backward of every micro-batch of a step."""
+    total: dict[str, Tensor] = {}
+    statistics: Statistics | None = None
+    codes = []
+    for number, batch in enumerate(micro_batches, start=1):
+        on_device = move(batch, run.machine.device)
+        share = batch.x.shape[0] / phase.settings.batch
+        with replicas.accumulating(last=number == len(micro_batches)):
+            with run.machine.autocast():
+                result: StepResult = replicas(on_device, draws)
+            if failpoints.hit("step.loss"):
+                result = result._replace(loss=result.loss * float("nan"))
+            (result.loss * (share * replicas.scale)).backward()
+        for key, value in {"loss": result.loss.detach(), **result.values}.items():
+            total[key] = total.get(key, torch.zeros_like(value)) + value.detach() * share
+        if result.statistics is not None:
+            statistics = result.statistics if statistics is None else statistics + result.statistics
+        if result.codes is not None:
+            codes.append(result.codes.flatten(0, 1) if on_device.valid is None else result.codes[on_device.valid])
+    return Accumulated(total, statistics, codes)
 
 
 def skip(run: Run[Networks], phase: Phase, progress: Progress) -> None:
@@ -281,89 +339,12 @@ def move(batch: Batch, device: torch.device) -> Batch:
     )
 
 
-class Clock:
-    """Rate and remaining time, measured between two looks."""
-
-    def __init__(self, *, step: int, batch: int) -> None:
-        self.step, self.batch, self.time = step, batch, time.perf_counter()
-
-    def rate(self, step: int) -> float:
-        """Samples per second since the last look."""
-        now = time.perf_counter()
-        rate = (step - self.step) * self.batch / max(now - self.time, 1e-9)
-        self.step, self.time = step, now
-        return rate
-
-
-class Watches(NamedTuple):
-    """What looks at every logged row and may have something to say."""
-
-    collapse: CollapseWatch
-    curve: CurveWatch
-
-
-def report(
-    run: Run[Networks],
-    phase: Phase,
-    progress: Progress,
-    update: Update,
-    ages: CodeAge | None,
-    clock: Clock,
-    watches: Watches,
-) -> None:
-    """One row for metrics.jsonl and the callbacks, one line for people."""
-    figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
-    if not all(torch.isfinite(value).all() for value in update.values.values()):
-        figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
-    usage = usage_figures(update.codes, ages)
-    row = {
-        "iteration": phase.iteration,
-        "phase": phase.name,
-        "phase_index": phase.index,
-        "step": progress.step,
-        "steps": phase.steps,
-        **figures,
-        **usage,
-        "learning_rate": update.learning_rate,
-        "skipped": progress.skipped,
-        "samples_per_second": round(clock.rate(progress.step), 1),
-        "world_size": 1,
-        "resumed_from": run.resumed_from,
-    }
-    run.metrics.append(row)
-    for callback in run.callbacks:
-        callback.on_metrics(row)
-    if figures["loss"] is not None:
-        eta = (phase.steps - progress.step) * phase.settings.batch / max(row["samples_per_second"], 1e-9)
-        R = run.config.schedule.iterations
-        long, short = (form(row, iterations=R, eta_seconds=eta) for form in (describe, describe_briefly))
-        run.progress.show(long, short, final=progress.step == phase.steps)
-    if usage:
-        for text in watches.collapse.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
-            run.progress.note(f"{phase.key} step {progress.step}: {text}")
-    for text in watches.curve.look(row):
-        run.progress.note(text)
-
-
-def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:
-    """How the codes (S, M) of a step are spread, one number per stage; nothing in phases without codes."""
-    if codes is None or ages is None:
-        return {}
-    counts = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
-    return {
-        "top_share": [round(float(top_share(count)), 6) for count in counts],
-        "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
-    }
-
-
-def rounded(value: Tensor) -> float | list[float]:
-    return [round(v, 6) for v in value.tolist()] if value.dim() else round(value.item(), 6)
-
-
 def save_checkpoint(
     run: Run[Networks], phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
 ) -> None:
     """Publish where the run stands. Names sort in the order in which they were made."""
+    if distributed.rank():
+        return  # rank 0 writes for all
     name = f"p{phase.index:04}-{phase.key}-{progress.step:08}" + ("-end" if end else "")
     state = {
         "phase_index": phase.index,

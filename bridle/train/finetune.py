@@ -14,8 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from bridle import distributed
 from bridle.data.loader import Batch
-from bridle.errors import DataError
+from bridle.errors import ConfigError, DataError
 from bridle.models.build import named_state
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
 from bridle.train.engine import Draws, Phase, StepResult, fit, move, phase_key
@@ -55,6 +56,8 @@ class Tuned:
 
 def finetune(run: Run[Tuned], *, iteration: int, loss: Loss) -> Classifier:
     """Fine-tune to the end, from the beginning or from where the run left off, and return what is to be judged."""
+    if run.nets.average is not None and run.config.runtime.shard != "none" and distributed.is_active():
+        raise ConfigError("finetune.weight_ema needs whole weights on every process; use runtime.shard=none with it.")
     loaded = last_checkpoint(run)
     if loaded is not None:
         load_modules(run.nets.modules(), loaded)
@@ -76,7 +79,8 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         )
 
     def start() -> None:
-        loader = run.loader(phase=phase_key(iteration, "finetune"), batch=settings.batch, micro_batch=None)
+        key = phase_key(iteration, "finetune")
+        loader = run.loader(phase=key, batch=settings.batch, micro_batch=None, whole=True)  # every rank measures all
         batches = [move(batch, run.machine.device) for batch in loader.first(START_ITEMS, rows=64)]
         for model in (nets.classifier, None if nets.average is None else nets.average.model):
             if model is not None:

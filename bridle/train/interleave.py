@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from bridle import distributed, failpoints
 from bridle.config import Config
 from bridle.errors import CheckpointError
 from bridle.models.build import (
@@ -20,7 +21,16 @@ from bridle.models.build import (
     build_tokenizer,
 )
 from bridle.models.foreign import load_vit
-from bridle.train.checkpoint import Loaded, checkpoint_folders, load_latest, write_json
+from bridle.train.checkpoint import (
+    Loaded,
+    checkpoint_folders,
+    is_exported,
+    load_latest,
+    require_space_for_run,
+    size_of,
+    write_json,
+)
+from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.engine import Phase, fit
 from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
@@ -42,7 +52,7 @@ def schedule(config: Config) -> list[Turn]:
         if config.schedule.mode == "joint":
             turns.append(Turn(r, "joint"))
             continue
-        if r > 1:
+        if r > 1 and renews_tokenizer(config):
             turns.append(Turn(r, "tokenizer"))
         turns.append(Turn(r, "encoder"))
     return turns
@@ -50,14 +60,20 @@ def schedule(config: Config) -> list[Turn]:
 
 def has_trained_tokenizer(config: Config, turn: Turn) -> bool:
     """Does this phase work with a tokenizer of its own (and not with the cold start)?"""
-    return config.schedule.mode == "joint" or turn.iteration > 1
+    return config.schedule.mode == "joint" or (turn.iteration > 1 and renews_tokenizer(config))
+
+
+def renews_tokenizer(config: Config) -> bool:
+    """Does every iteration after the first train a tokenizer? Otherwise it is another encoder phase, same target."""
+    return config.loss.target == "codes" and config.schedule.tokenizer == "renew"
 
 
 def restore_nets(config: Config, loaded: Loaded) -> Nets:
     """The networks exactly as a checkpoint holds them."""
     turn = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"]))
     nets = build_nets(config, iteration=turn.iteration, trained_tokenizer=has_trained_tokenizer(config, turn))
-    load_modules(nets.modules(), loaded)
+    parts = loaded.state.get("parts")  # an exported folder holds only some; the others stay untrained
+    load_modules({k: module for k, module in nets.modules().items() if parts is None or k in parts}, loaded)
     nets.norms_start = loaded.state["norms_start"]
     return nets
 
@@ -78,24 +94,46 @@ def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
 
 
 def finished_phases(folder: Path) -> list[Path]:
-    """The checkpoints at the ends of encoder (or joint) phases of a run, oldest first."""
+    """The checkpoints at the ends of encoder (or joint) phases of a run, oldest first; an exported folder is one."""
+    if is_exported(folder):
+        return [folder]
     ends = [path for path in checkpoint_folders(folder / "checkpoints") if path.name.endswith("-end")]
     return [path for path in ends if "-tokenizer-" not in path.name]
 
 
 def last_checkpoint(run: Run[Networks]) -> Loaded | None:
     """Where the run left off, or None at its beginning; the log is cut back to the same place."""
-    loaded, messages = load_latest(run.checkpoints)
-    for message in messages:
-        run.progress.note(message)
+    loaded = latest_for_all(run)
     if loaded is None:
-        run.metrics.rewind(phase_index=-1, step=0)
+        rewind(run, phase_index=-1, step=0)
         return None
     run.resumed_from = int(loaded.state["progress"]["step"])
-    run.metrics.rewind(phase_index=int(loaded.state["phase_index"]), step=run.resumed_from)
+    rewind(run, phase_index=int(loaded.state["phase_index"]), step=run.resumed_from)
     run.progress.note(f"continuing from {loaded.path.name}")
     note_changes(run, loaded)
     return loaded
+
+
+def latest_for_all(run: Run[Networks]) -> Loaded | None:
+    """The newest whole checkpoint as rank 0 finds it; the others read and check the same one."""
+    found: list[Loaded | None] = []
+
+    def newest() -> str | None:
+        loaded, messages = load_latest(run.checkpoints)
+        for message in messages:
+            run.progress.note(message)
+        found.append(loaded)
+        return None if loaded is None else loaded.path.name
+
+    name = distributed.done_once(newest)
+    if name is not None and not found:
+        found.append(load_checkpoint(run.checkpoints / name))
+    return found[0] if found else None
+
+
+def rewind(run: Run[Networks], *, phase_index: int, step: int) -> None:
+    if distributed.rank() == 0:
+        run.metrics.rewind(phase_index=phase_index, step=step)
 
 
 def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> None:
@@ -106,21 +144,27 @@ def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> N
         first = int(loaded.state["phase_index"])
         run.nets = restore_nets(run.config, loaded)
     to_device(run)
+    require_space_for_run(
+        run.checkpoints, model=size_of({"model": run.nets.state()}), ends=len(turns), keep=run.config.runtime.keep
+    )
     for index, turn in enumerate(turns[first:], start=first):
         inside = loaded if loaded is not None and index == first else None
         if inside is None:
+            failpoints.hit("phase.between")
             renew(run, turn)
         if inside is None or not inside.state["finished"]:
             fit(run, build_phase(run, index, turn), inside)
         if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
             saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
             with run.stop.leaving_at_once(saved):
+                failpoints.hit("evaluation.begin")
                 entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
-            run.stop.leave(saved)  # a signal on the last line of an evaluation must not pass for a result
+                failpoints.hit("evaluation.end")
+            run.leave(saved)  # a signal on the last line of an evaluation must not pass for a result
             results.add(entry)
             for callback in run.callbacks:
                 callback.on_evaluation(entry)
-            run.stop.leave("the phase and its evaluation are saved.")
+            run.leave("the phase and its evaluation are saved.")
 
 
 def note_changes(run: Run[Networks], loaded: Loaded) -> None:
@@ -143,15 +187,18 @@ def renew(run: Run[Nets], turn: Turn) -> None:
     if begins_tokenizer:
         nets.tokenizer = build_tokenizer(config, iteration=r)
         nets.estimator = build_estimator(config, iteration=r)
+    fresh = config.schedule.encoder_restart == "fresh"
     if turn.name != "tokenizer" and r > 1:
-        nets.heads = build_heads(config, iteration=r)
-        if config.schedule.encoder_restart == "fresh":
+        if fresh or renews_tokenizer(config):  # heads of the same target go on learning
+            nets.heads = build_heads(config, iteration=r)
+        if fresh:
             nets.encoder = build_encoder(config, iteration=r)
             nets.decoder = build_decoder(config, iteration=r)
-    anew = r == 1 or config.schedule.encoder_restart == "fresh"
+    anew = r == 1 or fresh
     if config.encoder.weights is not None and turn.name != "tokenizer" and anew:
         started = load_vit(nets.encoder, config.encoder.weights)
-        write_json(run.folder / "encoder_start.json", started.record())
+        if distributed.rank() == 0:
+            write_json(run.folder / "encoder_start.json", started.record())
         run.progress.note(started.describe())
     to_device(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -9,6 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO
+
+from bridle import distributed, failpoints
+from bridle.errors import unwritable
 
 Row = Mapping[str, Any]
 QUIET_SECONDS = 10.0  # between lines when the output is a file
@@ -40,12 +44,30 @@ class MetricsFile:
         """Keep only rows up to `step` of phase `phase_index`."""
         kept = [row for row in read_rows(self.path) if (row["phase_index"], row["step"]) <= (phase_index, step)]
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
-        temporary.replace(self.path)
+        try:
+            temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
+            temporary.replace(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise unwritable(self.path, error) from error
 
     def append(self, row: Row) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(row))
+        append_row(self.path, row, place="metrics.append")
+
+
+def append_row(path: Path, row: Row, *, place: str) -> None:
+    """Add a row to a .jsonl file, after the last whole one; `place` is its failpoint."""
+    try:
+        failpoints.hit(place)
+        with path.open("ab+") as file:
+            end = file.tell()
+            file.seek(max(end - 1, 0))
+            if file.read(1) not in (b"", b"\n"):  # a crash or a full disk cut the last row short
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(_line(row).encode())
+    except OSError as error:
+        raise unwritable(path, error) from error
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -65,11 +87,18 @@ def _line(row: Row) -> str:
     return json.dumps(row, allow_nan=False) + "\n"
 
 
+class Nowhere(io.StringIO):
+    """A stream that forgets."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
 class ProgressLine:
     """One line that rewrites itself on a terminal, and an occasional line of its own in a log file."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self.stream = stream or (sys.stderr if distributed.rank() == 0 else Nowhere())  # rank 0 speaks for all
         self.live = self.stream.isatty()
         self.last_shown = 0.0
         self.open_line = False

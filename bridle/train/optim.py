@@ -7,6 +7,7 @@ from math import cos, pi
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bridle.config.schema import PhaseConfig
 
@@ -38,10 +39,15 @@ def build_optimizer(
     parameters = named_parameters(modules)
     groups = [
         {
-            "params": [p for n, p in parameters.items() if rate_scale(n) == scale and decays(n, p) == decaying],
+            "params": [
+                p
+                for n, p in parameters.items()
+                if (rate_scale(n), decays(n, p), isinstance(p, DTensor)) == (scale, decaying, sharded)
+            ],
             "weight_decay": config.weight_decay if decaying else 0.0,
             "rate_scale": scale,
         }
+        for sharded in sorted({isinstance(p, DTensor) for p in parameters.values()})  # torch cannot mix them in a group
         for scale in sorted({rate_scale(name) for name in parameters})
         for decaying in (True, False)
     ]
@@ -81,4 +87,7 @@ def load_optimizer_tensors(
         parameter = names[name]
         fused = optimizer.param_groups[0]["fused"]
         device = parameter.device if key != "step" or fused else torch.device("cpu")
-        optimizer.state[parameter][key] = tensor.to(device=device).clone()
+        value = tensor.to(device=device).clone()
+        if isinstance(parameter, DTensor) and key != "step":
+            value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+        optimizer.state[parameter][key] = value

@@ -9,16 +9,28 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from bridle import distributed, failpoints
 from bridle.config.schema import PhaseConfig
 from bridle.data.loader import Batch
 from bridle.models.build import Nets
-from bridle.models.losses import CodeTargets, Hidden, codebook_loss, cosine_loss, encoder_loss, token_accuracy
+from bridle.models.losses import (
+    CodeTargets,
+    Hidden,
+    codebook_loss,
+    cosine_loss,
+    encoder_loss,
+    patch_loss,
+    patch_target,
+    token_accuracy,
+)
 from bridle.models.tokenizer import VitTokenizer
 from bridle.nn.masking import Mask
+from bridle.nn.patch import patchify
 from bridle.quantize import CodebookWarning, Quantized
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
-from bridle.train.engine import Draws, Phase, StepResult, move, phase_key
+from bridle.train.engine import Draws, Phase, StepResult, move
+from bridle.train.ranks import share_bad
 from bridle.train.run import Run
 
 MOST_START_TOKENS = 131_072
@@ -28,18 +40,22 @@ NOTHING_YET = "nothing of this phase is done yet; the phase before is saved."
 
 def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     """Train E and D to predict the frozen tokenizer's codes at masked positions (Algorithm 1, lines 16-20)."""
-    nets = run.nets
+    nets, settings = run.nets, run.config.encoder_phase
+    phase = _phase(run, settings, index=index, iteration=iteration, name="encoder")
+    trained = {"encoder": nets.encoder, "decoder": nets.decoder, "heads": nets.heads}
+    phase = replace(phase, trained=trained, repeats=settings.masks)
+    if run.config.loss.target == "patches":
+        return replace(phase, step=lambda batch, draws: predict_patches(run, batch, draws), has_codes=False)
+    kept = KeptTargets(nets, steps=settings.masks)
 
     def start() -> None:
         if iteration == 1:  # later tokenizers were started, and trained, in their own phase
-            start_codebooks(run, phase_key(iteration, "encoder"), run.config.encoder_phase)
+            start_codebooks(run, phase.key, settings)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
-        return predict_codes(run, batch, draws)
+        return predict_codes(run, batch, draws, kept.of(batch, draws.step))
 
-    phase = _phase(run, run.config.encoder_phase, index=index, iteration=iteration, name="encoder")
-    trained = {"encoder": nets.encoder, "decoder": nets.decoder, "heads": nets.heads}
-    return replace(phase, trained=trained, step=step, start=start)
+    return replace(phase, step=step, start=start)
 
 
 def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -74,7 +90,7 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
         centre_teacher(run, phase.key, run.config.encoder_phase)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
-        guess = predict_codes(run, batch, draws)
+        guess = predict_codes(run, batch, draws, targets(nets, batch.x, batch.valid))
         if (draws.step + 1) % schedule.joint_every:
             return guess
         explained = explain_encoder(run, batch, draws)
@@ -82,30 +98,64 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
         return StepResult(loss, guess.codes, guess.values | explained.values, explained.statistics)
 
     return replace(
-        phase, trained=nets.modules(), step=step, start=start, after_update=nets.tokenizer.quantizer.ema_update
+        phase,
+        trained=nets.modules(),
+        step=step,
+        start=start,
+        after_update=nets.tokenizer.quantizer.ema_update,
+        some_steps_only=schedule.joint_every > 1,
     )
 
 
-def predict_codes(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
-    """One masked-prediction step on a micro-batch."""
-    nets, x = run.nets, batch.x  # (B, C, *input)
-    found = targets(nets, x, batch.valid)  # codes (B, T, M), no gradient
-    mask = draws.mask(batch)
-    z = nets.encoder(x, mask=mask, drop=draws.drop_path(batch)).z  # (B, V, D)
-    features = nets.decoder(z, mask=mask, valid=batch.valid)  # (B, T, Dd)
-    hidden = hidden_positions(mask)
-    logits = nets.heads(hidden.take(features))  # M x (B, H, K_m), at masked positions only
-    wanted = CodeTargets(
-        hidden.take(found.codes),
-        None if found.soft_codes is None else hidden.take(found.soft_codes),
-        None if found.soft_weights is None else hidden.take(found.soft_weights),
-    )
-    loss = encoder_loss(logits, wanted, hidden.counted, kind=run.config.loss.codes)
+def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets) -> StepResult:
+    """One masked-prediction step on a micro-batch; `found` are the codes (B, T, M) of all its tokens."""
+    features, hidden = guess_hidden(run, batch, draws)
+    logits = run.nets.heads(features)  # M x (B, H, K_m), at masked positions only
+    wanted, weights = found.at(hidden), run.config.loss
+    loss = encoder_loss(logits, wanted, hidden.counted, kind=weights.codes, stage_weights=weights.stage_weights)
     if not draws.shown:
         return StepResult(loss, found.codes, {})
     with torch.no_grad():
         accuracy = token_accuracy(logits, wanted.codes, hidden.counted)
     return StepResult(loss, found.codes, {"token_accuracy": accuracy})
+
+
+def predict_patches(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
+    """One step with the patches themselves as targets: no tokenizer, no codes."""
+    features, hidden = guess_hidden(run, batch, draws)
+    guess = run.nets.heads(features)  # (B, H, F)
+    patches = hidden.take(patchify(batch.x, run.nets.encoder.geometry.patch))  # (B, T, F) -> (B, H, F)
+    target = patch_target(patches, kind=run.config.loss.patches)
+    return StepResult(patch_loss(guess, target, hidden.counted), None, {})
+
+
+def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hidden]:
+    """What encoder and decoder say of the masked positions (B, H, Dd), and which these are."""
+    mask = draws.mask(batch)
+    z = run.nets.encoder(batch.x, mask=mask, drop=draws.drop_path(batch)).z  # (B, V, D)
+    features = run.nets.decoder(z, mask=mask, valid=batch.valid)  # (B, T, Dd)
+    hidden = hidden_positions(mask)
+    return hidden.take(features), hidden
+
+
+class KeptTargets:
+    """The codes of the batches at hand, while they stay for `steps` steps: the frozen tokenizer would say them again.
+
+    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes.
+    """
+
+    def __init__(self, nets: Nets, *, steps: int) -> None:
+        self.nets, self.steps = nets, steps
+        self.turn = -1
+        self.found: dict[int, CodeTargets] = {}  # by the first row of the micro-batch
+
+    def of(self, batch: Batch, step: int) -> CodeTargets:
+        if step // self.steps != self.turn:
+            self.turn, self.found = step // self.steps, {}
+        first = batch.rows.start
+        if first not in self.found:
+            self.found[first] = targets(self.nets, batch.x, batch.valid)
+        return self.found[first]
 
 
 def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
@@ -129,10 +179,13 @@ def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
 
 
 @torch.no_grad()
-def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> Quantized:
-    """The tokenizer's codes; it sees every patch, masked or not."""
-    found: Quantized = nets.tokenizer.quantizer(nets.tokenizer.encode(x, valid=valid), valid=valid)
-    return found
+def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> CodeTargets:
+    """The tokenizer's codes (B, T, M); it sees every patch, masked or not."""
+    z_tilde = nets.tokenizer.encode(x, valid=valid)  # (B, T, Dq)
+    if nets.tokenizer.quantizer.soft == 1:
+        return CodeTargets(nets.tokenizer.quantizer.assign(z_tilde))  # without what only its training needs
+    found: Quantized = nets.tokenizer.quantizer(z_tilde, valid=valid)
+    return CodeTargets(found.codes, found.soft_codes, found.soft_weights)
 
 
 @torch.no_grad()
@@ -150,19 +203,24 @@ def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     """Start the codebooks from the first un-augmented tokens of the phase's order, then reset rare codes."""
     quantizer = run.nets.tokenizer.quantizer
     run.progress.note(f"{key}: starting {quantizer.codebooks} codebook(s) ({run.config.quantizer.start})")
-    latents, valid = [], []
+    T, tokens, device = run.config.geometry.build().tokens, start_tokens(run, settings), run.machine.device
+    latents = [torch.zeros(0, quantizer.width, device=device)]  # a rank may be left without a batch
+    valid = [torch.zeros(0, dtype=torch.bool, device=device)]
     with torch.no_grad():
         for batch in first_batches(run, key, settings):
-            z_tilde = run.nets.tokenizer.encode(batch.x, valid=batch.valid)
-            latents.append(z_tilde)
-            real = torch.ones(z_tilde.shape[:2], dtype=torch.bool, device=z_tilde.device)
-            valid.append(real if batch.valid is None else batch.valid)
-        tokens = start_tokens(run, settings)
-        flat, counted = torch.cat(latents).flatten(0, 1)[:tokens], torch.cat(valid).flatten()[:tokens]
+            latents.append(run.nets.tokenizer.encode(batch.x, valid=batch.valid).flatten(0, 1))  # (S, Dq)
+            place = torch.arange(batch.rows.start * T, batch.rows.stop * T, device=device)
+            valid.append((place < tokens) if batch.valid is None else batch.valid.flatten() & (place < tokens))
+        flat, counted = torch.cat(latents), torch.cat(valid)
         random = generator(run.config.seed, key, "codebooks")
+
+        def poll() -> None:
+            failpoints.hit("kmeans.iteration")
+            run.leave(NOTHING_YET)
+
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", CodebookWarning)
-            quantizer.start_codebooks(flat, generator=random, valid=counted, poll=lambda: run.stop.leave(NOTHING_YET))
+            quantizer.start_codebooks(flat, generator=random, valid=counted, poll=poll)
     for warning in told:
         run.progress.note(f"{key}: {warning.message}")
     run.nets.norms_start = [code.norm(dim=-1).tolist() for code in quantizer.code_vectors()]
@@ -208,6 +266,7 @@ def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
         weight = torch.ones_like(z[..., :1]) if batch.valid is None else batch.valid[..., None].double()
         total += (z * weight).sum(0)
         count += weight.sum(0)
+    total, count = distributed.sum_over_ranks(total), distributed.sum_over_ranks(count)
     overall = total.sum(0) / count.sum(0).clamp_min(1.0)  # (D,)
     if run.config.loss.centre_teacher == "mean":
         run.nets.estimator.centre_on(overall.float())
@@ -224,14 +283,21 @@ def start_tokens(run: Run[Nets], settings: PhaseConfig) -> int:
 
 
 def first_batches(run: Run[Nets], key: str, settings: PhaseConfig) -> Iterator[Batch]:
-    """The first un-augmented samples of the phase's order in fixed-size micro-batches; leaves when asked to stop."""
+    """The first un-augmented samples of the phase's order in fixed-size micro-batches; leaves when asked to stop.
+
+    Collective: ranks get whole micro-batches, some one more than others, but all make the same number of rounds.
+    """
     T = run.config.geometry.build().tokens
     samples = -(-start_tokens(run, settings) // T)
+    rows = min(64, samples)
     loader = run.loader(phase=key, batch=settings.batch, micro_batch=settings.micro_batch)
-    for batch in loader.first(samples, rows=min(64, samples)):
-        run.stop.leave(NOTHING_YET)
-        run.quarantine(batch.bad, phase=key)
-        yield move(batch, run.machine.device)
+    mine = loader.first(samples, rows=rows)
+    for _ in range(-(-samples // (rows * distributed.world_size()))):
+        batch = next(mine, None)
+        run.leave(NOTHING_YET)
+        run.quarantine(share_bad(() if batch is None else batch.bad), phase=key)
+        if batch is not None:
+            yield move(batch, run.machine.device)
 
 
 def _phase(run: Run[Nets], settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:

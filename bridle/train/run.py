@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -11,14 +12,15 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bridle import distributed
 from bridle.config import Config, differences, dump_config, read_config
 from bridle.data.balance import WeightedOrder
 from bridle.data.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
-from bridle.train.checkpoint import write_json
-from bridle.train.log import Callback, MetricsFile, ProgressLine, read_rows
-from bridle.train.runtime import Machine, StopRequest, environment
+from bridle.train.checkpoint import is_exported, write_json
+from bridle.train.log import Callback, MetricsFile, ProgressLine, append_row, read_rows
+from bridle.train.runtime import Machine, StopRequest, environment, locked
 
 # Keys that may differ between the command that began a run and the one that continues it.
 FREE_KEYS = (
@@ -77,11 +79,14 @@ class Run(Generic[Networks_co]):
             "device": self.machine.device.type,
             "precision": self.machine.precision,
             "threads": torch.get_num_threads(),
+            "world_size": distributed.world_size(),
             "samples": len(self.source),
         }
 
-    def loader(self, *, phase: str, batch: int, micro_batch: int | None) -> Loader:
-        """The batches of a phase, in an order that only seed and phase decide."""
+    def loader(
+        self, *, phase: str, batch: int, micro_batch: int | None, repeats: int = 1, whole: bool = False
+    ) -> Loader:
+        """The batches of a phase, in an order that only seed and phase decide: this rank's rows, or `whole` ones."""
         data = self.config.data
         assert data.mean is not None  # `prepare_folder` receives a config with measured statistics
         assert data.std is not None
@@ -93,11 +98,14 @@ class Run(Generic[Networks_co]):
             order=None if weights is None else WeightedOrder(weights=weights, seed=seed, phase=phase),
             batch=batch,
             micro_batch=micro_batch,
+            repeats=repeats,
             mean=data.mean,
             std=data.std,
             workers=data.workers,
             augment=self.config.augment.enabled,
             pin_memory=self.machine.device.type == "cuda",
+            rank=0 if whole else distributed.rank(),
+            world_size=1 if whole else distributed.world_size(),
         )
 
     def quarantine(self, found: Sequence[BadSample], *, phase: str) -> None:
@@ -107,8 +115,8 @@ class Run(Generic[Networks_co]):
                 continue
             self.bad[sample.index] = sample
             row = {"index": sample.index, "path": sample.name, "reason": sample.reason, "phase": phase}
-            with self._quarantine_file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            if distributed.rank() == 0:
+                append_row(self._quarantine_file, row, place="quarantine.append")
             self.progress.note(f"bad sample put aside: {sample.reason}")
         share, limit = len(self.bad) / len(self.source), self.config.data.bad_share
         if share > limit:
@@ -116,6 +124,15 @@ class Run(Generic[Networks_co]):
                 f"{len(self.bad)} of {len(self.source)} samples cannot be used, more than data.bad_share={limit}; they "
                 f"are listed in {self._quarantine_file}. Mend or remove them, or raise data.bad_share."
             )
+
+    def leave(self, saved: str) -> None:
+        """Leave, all ranks together, if any of them was asked to stop; `saved` says what is safe."""
+        if distributed.is_active():
+            asked = next(filter(None, distributed.gather_json(self.stop.received)), None)
+            if asked is None:
+                return  # a signal that came meanwhile is for the next look, where all ranks know of it
+            self.stop.received = asked
+        self.stop.leave(saved)
 
     @property
     def _quarantine_file(self) -> Path:
@@ -130,6 +147,8 @@ def prepare_folder(folder: Path, config: Config) -> None:
     stored = folder / "config.yaml"
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder}: exists and is not a directory; choose another --out.")
+    if is_exported(folder):
+        raise UsageError(f"{folder}: holds an exported model and no run; choose another --out.")
     if stored.exists():
         require_same(read_config(stored), config, folder)
     elif folder.exists() and any(path.name not in ("run.lock", ".config.yaml.tmp") for path in folder.iterdir()):
@@ -150,6 +169,22 @@ def record_settings(folder: Path, config: Config, *, command: str | None) -> Non
         write_json(folder / "environment.json", environment(command))
     except OSError as error:
         raise _unwritable(folder, error) from error
+
+
+def locked_by_first(folder: Path) -> AbstractContextManager[None]:
+    """The lock on a run directory, taken once for all ranks."""
+    return locked(folder) if distributed.rank() == 0 else nullcontext()
+
+
+def require_same_data(source: Source) -> None:
+    """Refuse to train where ranks find different data: they would not see the same samples (collective)."""
+    lengths = distributed.gather_json(len(source), patient=True)
+    for rank, length in enumerate(lengths):
+        if length != lengths[0]:
+            raise DataError(
+                f"rank {rank} finds {length} samples where rank 0 finds {lengths[0]}; "
+                "all machines must see the same data under the same path."
+            )
 
 
 def _unwritable(folder: Path, error: OSError) -> CheckpointError:
@@ -178,9 +213,16 @@ def results_header(config: Config) -> dict[str, Any]:
     return {
         "name": config.name,
         "title": config.data.source if embedded else config.name,
-        "method": "RQ" if config.quantizer.codebooks > 1 else "VQ",
+        "method": method_name(config),
         "seed": config.seed,
     }
+
+
+def method_name(config: Config) -> str:
+    """What a run is called beside others: by its targets."""
+    if config.loss.target == "patches":
+        return "patches"
+    return "RQ" if config.quantizer.codebooks > 1 else "VQ"
 
 
 class Results:
@@ -188,19 +230,27 @@ class Results:
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
-        self.value: dict[str, Any] = {"format": 1, **header, "baselines": {}, "evaluations": []}
-        if path.exists():
-            try:
-                self.value = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise CheckpointError(
-                    f"{path}: damaged ({error}); delete it and run again to redo the evaluations."
-                ) from error
+        self.value = distributed.done_once(lambda: self._read(header))
+
+    def _read(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        if not self.path.exists():
+            return {"format": 1, **header, "baselines": {}, "evaluations": []}
+        try:
+            return dict(json.loads(self.path.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise CheckpointError(
+                f"{self.path}: damaged ({error}); delete it and run again to redo the evaluations."
+            ) from error
+
+    def _write(self) -> None:
+        if distributed.rank() == 0:
+            write_json(self.path, self.value)
 
     @classmethod
     def anew(cls, path: Path, header: Mapping[str, Any]) -> Results:
         """Forget what the file says."""
-        path.unlink(missing_ok=True)
+        if distributed.rank() == 0:
+            path.unlink(missing_ok=True)
         return cls(path, header)
 
     def has(self, iteration: int) -> bool:
@@ -209,8 +259,8 @@ class Results:
     def add(self, entry: Mapping[str, Any]) -> None:
         others = [old for old in self.value["evaluations"] if old["iteration"] != entry["iteration"]]
         self.value["evaluations"] = sorted([*others, dict(entry)], key=lambda e: int(e["iteration"]))
-        write_json(self.path, self.value)
+        self._write()
 
     def set_baselines(self, baselines: Mapping[str, Any]) -> None:
         self.value["baselines"] = dict(baselines)
-        write_json(self.path, self.value)
+        self._write()

@@ -43,8 +43,9 @@ def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16
     """bf16 where it is the sensible default (GPUs) or asked for and safe; fp32 elsewhere."""
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-    if device.type == "cpu" and (wanted == "bf16" or torch.get_float32_matmul_precision() == "medium"):
-        make_bf16_safe()  # "medium" makes fp32 products go through bf16
+    fp32_as = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    if device.type == "cpu" and (wanted == "bf16" or fp32_as == "bf16"):
+        make_bf16_safe()  # torch.set_float32_matmul_precision("medium") makes fp32 products go through bf16
     return "bf16" if wanted == "bf16" else "fp32"
 
 
@@ -56,6 +57,10 @@ class Machine:
             torch.set_num_threads(config.threads)
         self.device = choose_device(config.device)
         self.precision = choose_precision(config.precision, self.device)
+        if self.device.type == "cuda":
+            # TF32 for what is left in fp32, on GPUs alone: on CPUs the same wish goes through bf16, which kills some.
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without it
             torch.use_deterministic_algorithms(True)

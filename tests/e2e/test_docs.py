@@ -13,6 +13,7 @@ import av
 import numpy as np
 import pytest
 import soundfile
+import torch
 from PIL import Image
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -59,6 +60,18 @@ def make_pictures(root: Path) -> None:
             for i in range(10):
                 pixels = random.integers(level - 50, level + 50, (size, size, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(root / folder / name / f"{i}.jpg")
+
+
+def make_weights(path: Path) -> None:
+    """A ViT from elsewhere: one block, 64 wide, 4 × 4 patches of 16 × 16 pixels, the names of timm."""
+    shapes = {"attn.qkv": (192, 64), "attn.proj": (64, 64), "mlp.fc1": (256, 64), "mlp.fc2": (64, 256)}
+    weights = {f"blocks.0.{name}.weight": 0.1 * torch.randn(shape) for name, shape in shapes.items()}
+    weights |= {f"blocks.0.{name}.bias": torch.zeros(shape[0]) for name, shape in shapes.items()}
+    for norm in ("blocks.0.norm1", "blocks.0.norm2", "norm"):
+        weights |= {f"{norm}.weight": torch.ones(64), f"{norm}.bias": torch.zeros(64)}
+    weights |= {"patch_embed.proj.weight": 0.1 * torch.randn(64, 3, 16, 16), "patch_embed.proj.bias": torch.zeros(64)}
+    weights |= {"cls_token": torch.zeros(1, 1, 64), "pos_embed": 0.1 * torch.randn(1, 17, 64)}
+    torch.save({"model": weights, "epoch": 1}, path)
 
 
 def make_recordings(root: Path) -> None:
@@ -115,17 +128,24 @@ def make_clips(root: Path) -> None:
         (root / "sky4" / f"{split}.csv").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("page", ["audio.md", "image.md", "video.md", "evaluating.md"])
+PAGES = ["audio.md", "image.md", "video.md", "shards.md", "evaluating.md", "using.md", "own-data.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
     here = place / page.removesuffix(".md")
     here.mkdir()
     for folder in ("photos", "cifar10", "recordings", "ESC-50", "audioset", "clips", "sky4"):
         (here / folder).symlink_to(place / folder)
+    if page == "using.md":
+        make_weights(here / "vit.pth")
     if page == "evaluating.md":  # judges a run that the guide to images makes
         assert run_command("bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10", here)[0] == 0
     assert len(commands(page)) >= 5
+    # These two are about what comes after training.
+    less = " schedule.iterations=1 probe.enabled=false" if page in ("using.md", "own-data.md") else ""
     for command in commands(page):
-        code, said = run_command(command, here)
+        code, said = run_command(command + (less if command.startswith("bridle pretrain") else ""), here)
         assert code == 0, f"{command}\n{said}"
 
 

@@ -8,13 +8,14 @@ import sys
 from math import sqrt
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
-from scipy import stats
 
-from bridle.ablation import Cell, Grid, cells, compare, read_grid, read_scores, table_names, write_tables
+from bridle.ablation import Cell, Grid, Score, cells, read_grid, read_scores, table_names, write_tables
 from bridle.config import load_config
 from bridle.errors import ConfigError, UsageError
+from bridle.evaluate.paired import make_hits
 from bridle.processes import finish, start
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
@@ -71,33 +72,18 @@ def test_rows_that_differ_only_in_fine_tuning_share_their_run(tmp_path: Path) ->
     assert "finetune.loss=bce" not in found[0].pretrain
 
 
-def test_changes_are_paired_and_their_interval_is_students() -> None:
-    own, base = [0.50, 0.54, 0.61], [0.48, 0.50, 0.60]
-    change = compare(own, base)
-    expected = stats.ttest_rel(own, base).confidence_interval(0.95)
-    assert change.change == pytest.approx((0.02 + 0.04 + 0.01) / 3)
-    assert change.change - change.half == pytest.approx(expected.low)
-    assert change.change + change.half == pytest.approx(expected.high)
-    assert "*" not in str(change)
-    assert str(compare([0.5, 0.6, 0.701], [0.4, 0.5, 0.6])).endswith("*")
-
-
-def test_a_single_pair_has_no_interval() -> None:
-    assert compare([0.5], [0.4]).half is None
-
-
 def test_scores_of_folds_are_taken_one_by_one(tmp_path: Path) -> None:
     cell = Cell("a", 0, tmp_path, (), ())
     folds = [{"accuracy": 0.5, "mean_average_precision": 0.1}, {"accuracy": 0.7, "mean_average_precision": 0.2}]
     probe = {"accuracy": 0.6, "mean_average_precision": 0.15, "folds": folds}
     (tmp_path / "results.json").write_text(json.dumps({"evaluations": [{"iteration": 1, "probe": probe}]}))
-    assert read_scores(cell, grid(a=(), b=())) == {"probe": [0.5, 0.7]}
+    assert read_scores(cell, grid(a=(), b=())) == {"probe": Score([0.5, 0.7])}
 
 
 def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     rows = grid(base=(), other=("quantizer=vq",))
     scores = {
-        Cell(row, seed, tmp_path / row, (), ()): {"probe": [value]}
+        Cell(row, seed, tmp_path / row, (), ()): {"probe": Score([value])}
         for row, values in (("base", (0.50, 0.52)), ("other", (0.55, 0.58)))
         for seed, value in enumerate(values)
     }
@@ -108,6 +94,35 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     assert f"| other | 56.5 ±2.1 | +5.5 ±{100 * half:.1f} |" in text
     assert (tmp_path / "table.csv").read_text().splitlines()[0] == "row,probe %,probe change"
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]["pairs"] == 2
+
+
+def test_under_one_seed_rows_are_compared_by_their_items(tmp_path: Path) -> None:
+    truth = [np.zeros(100, dtype=np.int64)]
+    base, better = np.arange(100) < 50, np.arange(100) < 60  # ten items that only the other row has right
+    scores = {
+        Cell(row, 0, tmp_path / row, (), ()): {"probe": Score([right.mean()], make_hits(right, truth))}
+        for row, right in (("base", base), ("other", better))
+    }
+    path = write_tables(grid(base=(), other=("quantizer=vq",)), scores, "digits-tiny", [], tmp_path, minutes=1.0)
+    (line,) = [line for line in path.read_text().splitlines() if line.startswith("| other")]
+    assert line.startswith("| other | 60.0 | +10.0 ±") and line.endswith(" * |")
+    assert "McNemar" in path.read_text()
+    change = json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]
+    assert change["over"] == "items" and change["p"] == pytest.approx(2 * 0.5**10)
+    assert change["within_seed"]["0"]["pairs"] == 100
+
+
+def test_under_two_seeds_the_seeds_decide_and_the_items_are_told(tmp_path: Path) -> None:
+    truth = [np.zeros(10, dtype=np.int64)]
+    scores = {
+        Cell(row, seed, tmp_path / row, (), ()): {"probe": Score([n / 10], make_hits(np.arange(10) < n, truth))}
+        for row, counts in (("base", (5, 6)), ("other", (6, 8)))
+        for seed, n in enumerate(counts)
+    }
+    write_tables(grid(base=(), other=("quantizer=vq",)), scores, "digits-tiny", [], tmp_path, minutes=1.0)
+    change = json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]
+    assert (change["over"], change["pairs"], change["p"]) == ("seeds", 2, None)
+    assert {seed: one["change"] for seed, one in change["within_seed"].items()} == pytest.approx({"0": 0.1, "1": 0.2})
 
 
 def test_bytes_that_are_no_text_do_not_stop_a_command_that_is_listened_to(

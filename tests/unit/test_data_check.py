@@ -155,3 +155,12 @@ def test_strict_fails_only_for_files_that_cannot_be_used(folder: Path) -> None:
     assert CliRunner().invoke(app, [*command, str(folder)]).exit_code == 65
     (folder / "b" / "text.wav").unlink()
     assert CliRunner().invoke(app, [*command, str(folder)]).exit_code == 0
+
+
+def test_a_manifest_is_checked_whole_whatever_split_and_ending_its_rows_have(folder: Path, tmp_path: Path) -> None:
+    for name in ("a.wav", "b.sound", "c.wav"):
+        soundfile.write(tmp_path / name, np.sin(np.arange(8000) / 9), 8000, format="WAV")
+    (tmp_path / "list.csv").write_text("path,split\na.wav,train\nb.sound,test\nc.wav,val\ngone.sound,val\n")
+    report = check_folder(tmp_path / "list.csv")
+    assert report.files == {"audio": 4}
+    assert report.findings == {"missing": 1}

@@ -126,7 +126,7 @@ BAD = {
     "a bad fold": ("path,fold\na,1.5\n", "line 2: fold is '1.5'; expected a whole number"),
     "folds in some rows": ("path,fold\na,1\nb,\n", "line 3: fold is None; give a fold in every row"),
     "labels in some rows": ("path,label\na,x\nb,\n", "line 3 has no label, the rows before it have one"),
-    "label and labels": ("path,label,labels\na,x,y\n", "line 2 has 'label' where other rows have 'labels', or both"),
+    "label and labels": ("path,label,labels\na,x,y\n", "line 2 has 'label' and 'labels'; use one"),
     "an empty path": ("path,label\n,x\n", "line 2: the path is empty"),
     "no rows": ("path,label\n", "lists no files"),
     "nothing": ("", "lists no files"),
@@ -193,3 +193,12 @@ def test_a_row_costs_little_memory(tmp_path: Path) -> None:
     assert len(found.train.paths) == 20_000
     assert kept < 100 * 20_000  # bytes; its path alone has 18
     assert peak < 200 * 20_000
+
+
+def test_a_first_record_without_labels_is_named_as_what_it_is(tmp_path: Path) -> None:
+    records = '{"path": "a.wav"}\n{"path": "b.wav", "labels": ["x"]}\n'
+    with pytest.raises(DataError, match="line 2 has a label, the rows before it have none; label every row, or none"):
+        read(tmp_path, records, "list.jsonl")
+    mixed = '{"path": "a.wav", "labels": ["x"]}\n{"path": "b.wav", "label": "x"}\n'
+    with pytest.raises(DataError, match="line 2 has 'label', the rows before it have 'labels'; use one"):
+        read(tmp_path, mixed, "list.jsonl")

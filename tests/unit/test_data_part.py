@@ -6,7 +6,7 @@ import torch
 
 from bridle.data.memory import TensorSource
 from bridle.data.mixing import Blending
-from bridle.data.part import part_of, spread
+from bridle.data.part import part_of
 from bridle.data.sources import Sample, Viewed, Views
 
 PLAIN = TensorSource(x=torch.arange(6.0).reshape(6, 1, 1), labels=[0, 1, 2, 0, 1, 2], classes=["a", "b", "c"], name="s")
@@ -43,8 +43,3 @@ def test_a_part_of_a_source_with_views_and_mixing_has_both() -> None:
     assert part.views == 3
     assert torch.isclose(part.load_view(1, 2).x, torch.tensor(2.2)).all()
     assert float(part.load_mixed(0, 1, 0.5, torch.Generator()).x) == 3.5
-
-
-def test_a_limit_spreads_what_is_kept() -> None:
-    assert spread(10, 4) == [0, 2, 5, 7]
-    assert spread(3, 5) == spread(3, None) == [0, 1, 2]

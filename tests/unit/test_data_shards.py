@@ -26,8 +26,12 @@ GEOMETRY = Geometry(3, (8, 8), (4, 4))
 
 
 def picture(shade: int, kind: str = "PNG") -> bytes:
+    """Of one shade on the whole, but not everywhere the same."""
     file = io.BytesIO()
-    Image.fromarray(np.full((10, 12, 3), shade, dtype=np.uint8)).save(file, kind)
+    pixels = np.empty((10, 12, 3), dtype=np.uint8)
+    pixels[::2] = max(shade - 1, 0)
+    pixels[1::2] = shade + 1
+    Image.fromarray(pixels).save(file, kind)
     return file.getvalue()
 
 
@@ -87,6 +91,32 @@ def test_train_and_test_are_told_by_folder_or_name(tmp_path: Path, train: str, t
     assert list(found.train.labels or ()) == [1, 0]
     assert found.test is not None
     assert list(found.test.labels or ()) == [1]
+
+
+def test_only_the_first_word_of_a_name_holds_a_shard_out(tmp_path: Path) -> None:
+    for name in ("train-0", "testing-0", "valley_1", "a-test-1", "test-0", "val-0"):
+        write(tmp_path / f"{name}.tar", {f"{name}.png": picture(1)})
+    found = find_shards(tmp_path, extensions=EXTENSIONS)
+    assert found.test is not None
+    assert [m.name for m in found.train.paths] == ["a-test-1.png", "testing-0.png", "train-0.png", "valley_1.png"]  # type: ignore[union-attr]
+    assert [m.name for m in found.test.paths] == ["test-0.png"]  # type: ignore[union-attr]
+    assert "the 1 val shards are left out" in found.notes[0]
+    assert "'a-test-1.tar' is trained on" in found.notes[1]
+
+
+def test_rows_in_json_are_samples_of_their_own(tmp_path: Path) -> None:
+    rows = {"rows": [{"label": "b", "start": 1, "end": 2.5, "fold": 1}, {"label": "a", "start": 3, "fold": 2}]}
+    several = {"labels": ["b", "a"]}
+    write(tmp_path / "a.tar", {"1.wav": b"x", "1.json": json.dumps(rows).encode()})
+    found = find_shards(tmp_path, extensions=(".wav",))
+    assert list(found.train.spans or ()) == [(1.0, 2.5), (3.0, None)]
+    assert list(found.train.labels or ()) == [1, 0]
+    assert list(found.folds or ()) == [1, 2]
+    assert found.train.paths[0] == found.train.paths[1]
+    write(tmp_path / "a.tar", {"1.wav": b"x", "1.json": json.dumps(several).encode(), "2.wav": b"y", "2.cls": b"a"})
+    found = find_shards(tmp_path, extensions=(".wav",))
+    assert list(found.train.labels or ()) == [(1, 0), (0,)]
+    assert found.classes == ("a", "b")
 
 
 def test_a_class_list_names_the_numbers(tmp_path: Path) -> None:
@@ -198,6 +228,8 @@ def test_headers_that_claim_the_impossible_are_damage(tmp_path: Path) -> None:
         ({"1.png": b"", "1.json": b"[1]"}, "cannot be read as a label"),
         ({"1.png": b"", "1.json": b'{"label": [1]}'}, "expected a whole number or a name"),
         ({"1.png": b"", "1.json": b'{"label": -1}'}, "none of the"),
+        ({"1.png": b"", "1.json": b'{"labels": "a;b"}'}, "expected a list"),
+        ({"1.png": b"", "1.json": b'{"rows": [{"start": -1}]}'}, "start is '-1'; expected seconds"),
         ({"1.png": b"", "1.cls": b"99999999"}, "no class number"),
         ({"readme.txt": b"hello"}, "no .jpg"),
     ],

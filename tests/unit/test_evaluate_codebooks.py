@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bridle.errors import DataError
+from bridle.evaluate.advice import InForce
 from bridle.evaluate.codebooks import (
     CodeBatch,
     StageHealth,
@@ -86,6 +87,22 @@ def test_a_collapsed_codebook_is_bad_and_the_verdict_says_what_to_try() -> None:
     found = levels(codes_of(samples=400, tokens=8, codes=6), 64)
     assert [level for level, _ in found] == ["bad"]
     assert "collapsed: 9 % of 64 codes in use" in found[0][1] and "centre_teacher" in found[0][1]
+
+
+def test_nothing_is_proposed_that_is_done_already() -> None:
+    collapsed = health_of_codes([CodeBatch(codes_of(samples=400, tokens=8, codes=6))], [64])
+    lonely = health_of_codes([CodeBatch(codes_of(samples=400, tokens=8, codes=50))], [64])
+    done = InForce(True, "kmeans", "position", "once", 1, 20)
+    (text,) = [verdict.text for verdict in verdicts(collapsed, done)]
+    assert text.endswith(
+        "Try this: train the tokenizer longer (tokenizer_phase.steps), or use fewer codes (quantizer.codes)."
+    )
+    (text,) = [verdict.text for verdict in verdicts(lonely, done)]
+    assert text.endswith("Try this: use fewer codes (quantizer.codes).")
+    (text,) = [verdict.text for verdict in verdicts(collapsed, done._replace(trained=False, start="uniform"))]
+    assert "quantizer.start=kmeans" in text and "tokenizer_phase" not in text  # a cold start is never trained
+    (text,) = [verdict.text for verdict in verdicts(lonely, done._replace(reset_below=0, reset_every=0))]
+    assert "quantizer.reset_below=1" in text and "quantizer.reset_every=20" in text
 
 
 def test_a_codebook_is_collapsed_if_a_few_codes_take_nearly_everything() -> None:

@@ -158,6 +158,22 @@ def test_attentive_pooling_that_needs_too_much_memory_names_the_setting(
         probe(judge)
 
 
+def test_few_labels_heads_and_retrieval_work_with_folds_and_several_labels(
+    judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridle.evaluate.head.FEWEST_STEPS", 20)
+    x, labels = pictures(48)
+    folded = Splits(TensorSource(x=x, labels=labels), None, folds=[i // 16 for i in range(48)])
+    tagged = Splits(Tagged(x=x, tags=[((0,), (1, 2), (2,))[label] for label in labels]), None)
+    for splits, score in ((folded, "accuracy"), (tagged, "mean_average_precision")):
+        found = probe(judge_of(splits, "probe.shots=[2]", "probe.draws=2", "probe.head=adamw", "probe.epochs=1"))
+        assert found.setting["learning_rate"] > 0
+        (few,) = found.few_shot
+        assert few["shots"] == 2 and 0 <= few[score] <= 1
+        near = probe(judge_of(splits, classifier="neighbours"))
+        assert 0 < near.retrieval["mean_average_precision"] <= 1 and near.few_shot is None
+
+
 def test_large_inputs_go_through_the_network_a_few_at_a_time(judge_of: Callable[..., Judge]) -> None:
     splits = Splits(TensorSource(x=pictures(3)[0]), None)
     assert judge_of(splits).rows == 256

@@ -15,7 +15,7 @@ from bridle.evaluate import features as features_module
 from bridle.evaluate import logistic
 from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
 from bridle.evaluate.transfer import linear_probe
-from bridle.nn.pooling import axis_pool, mean_pool
+from bridle.nn.pooling import axis_pool, deviation_pool, mean_pool
 
 
 class FakeBatch(NamedTuple):
@@ -87,6 +87,19 @@ def test_the_mean_pool_without_padding_is_the_mean() -> None:
 
 def test_a_sample_of_padding_only_pools_to_zeros() -> None:
     assert mean_pool(torch.ones(1, 2, 3), torch.zeros(1, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("axis", [None, 0, 1, 2])
+def test_the_deviation_is_numpys_over_the_real_tokens_of_each_place(axis: int | None) -> None:
+    grid, g = (3, 2, 4), torch.Generator().manual_seed(0)
+    tokens = torch.randn(2, 24, 5, generator=g) + 100  # a difference of squares would lose it
+    valid = torch.rand(2, 24, generator=g) < 0.8
+    found = deviation_pool(tokens, grid, axis, valid)
+    places = np.indices(grid)[axis].reshape(-1) if axis is not None else np.zeros(24, dtype=int)
+    for b in range(2):
+        for k in range(grid[axis] if axis is not None else 1):
+            rows = tokens[b].double().numpy()[(places == k) & valid[b].numpy()]
+            np.testing.assert_allclose(found[b, 5 * k : 5 * k + 5].numpy(), rows.std(axis=0), atol=1e-5)
 
 
 def test_the_axis_pool_keeps_one_mean_per_band() -> None:

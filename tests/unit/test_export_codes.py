@@ -165,7 +165,7 @@ def test_a_result_that_exists_is_kept_unless_told_otherwise(model: Model, folder
     with pytest.raises(UsageError, match="exists; give --overwrite"):
         tokenize(model, [folder], tmp_path / "c.npz")
     assert (tmp_path / "c.npz").read_text() == "mine"
-    with pytest.raises(UsageError, match=r"ends in \.npz or \.safetensors"):
+    with pytest.raises(UsageError, match=r"ends in \.npz, \.safetensors, \.parquet"):
         tokenize(model, [folder], tmp_path / "c.csv")
 
 

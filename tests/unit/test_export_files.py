@@ -176,7 +176,7 @@ def test_a_wrong_path_is_told_before_anything_is_read(tmp_path: Path) -> None:
     np.save(tmp_path / "three.npy", np.zeros((3, 24)))
     with pytest.raises(DataError, match=r"shape \[3, 24\]; expected \(2, length\)"):
         model.encode_file(tmp_path / "three.npy")
-    with pytest.raises(UsageError, match=r"\(B, 2, 12\), got \(1, 2, 10\); crop, pad or resize"):
+    with pytest.raises(UsageError, match=r"\(B, 2, 12\) or \(2, 12\), got \(1, 2, 10\); crop, pad or resize"):
         model.encode(torch.zeros(1, 2, 10))
 
 

@@ -11,9 +11,9 @@ import bridle
 
 PACKAGE = Path(bridle.__file__).parent
 ORDER = [
-    *("errors", "geometry", "distributed", "seeding", "cpu"),
-    *("config", "nn", "quantize", "models", "data", "train", "evaluate", "report", "export", "bench"),
-    *("doctor", "api", "processes", "demo", "ablation", "cli"),
+    *("errors", "geometry", "distributed", "seeding", "cpu", "failpoints"),
+    *("config", "nn", "quantize", "models", "data", "train", "evaluate", "report", "export", "retrieve", "bench"),
+    *("doctor", "api", "tied", "processes", "demo", "plan", "ablation", "launch", "cli"),
 ]
 
 

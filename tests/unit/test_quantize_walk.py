@@ -225,7 +225,7 @@ def test_a_lower_matmul_precision_changes_nothing_and_is_left_as_it_was() -> Non
     try:
         assert torch.equal(rq(x).q, plain)
         with full_precision(x.device):
-            assert torch.get_float32_matmul_precision() == "highest"
+            assert torch.backends.mkldnn.matmul.fp32_precision == "ieee"
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 
 from bridle.report.runs import RunSummary
-from bridle.report.terminal import results_table
+from bridle.report.terminal import few_shot_table, results_table
 
 STAGES = [{"usage_rate": 1.0, "effective_usage": 0.87}] * 4
 PLAIN = {"accuracy": 0.8, "interval": [0.75, 0.83], "chance": 0.1}
@@ -61,3 +61,36 @@ def test_without_codebooks_their_columns_are_left_out_and_neighbours_are_named()
 
 def test_a_run_without_results_has_no_table() -> None:
     assert results_table([RunSummary("name", "set", "RQ", [], {}, "", {})]) is None
+
+
+def test_retrieval_stands_beside_the_neighbours() -> None:
+    probe = {**PLAIN, "retrieval": {"mean_average_precision": 0.312, "interval": [0.30, 0.33]}}
+    assert shown(probe, stages=None, evaluation="k-NN")[-1] == "RQ iter1 80.0 ±4.0 31.2 ±1.5"
+
+
+def test_few_labels_have_a_table_of_their_own_with_a_star_above_the_untrained_encoder() -> None:
+    def few(score: float, **over: Any) -> list[dict[str, Any]]:
+        return [{"shots": 5, "draws": 10, "accuracy": score, "interval": [score - 0.02, score + 0.02], **over}]
+
+    better = {"over": {"untrained": {"change": 0.2, "half": 0.1}}}
+    evaluations = [
+        {"iteration": 1, "probe": {"few_shot": few(0.5, **better)}},
+        {"iteration": 2, "probe": {"few_shot": few(0.3)}},
+        {"iteration": 3, "probe": None},
+    ]
+    results = {"baselines": {"untrained": {"few_shot": few(0.3)}}, "evaluations": evaluations}
+    table = few_shot_table(RunSummary("name", "set", "RQ", [], results, "", {}))
+    assert table is not None
+    console = Console(width=100, no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    assert lines[:5] == [
+        "few labels, 10 draws 5 per class, %",
+        "untrained encoder 30.0 ±2.0",
+        "RQ iter1 50.0 ±2.0 *",
+        "RQ iter2 30.0 ±2.0",
+        "RQ iter3 –",
+    ]
+    assert "* above the untrained encoder on the same draws" in " ".join(lines[5:])
+    assert few_shot_table(RunSummary("name", "set", "RQ", [], {}, "", {})) is None

@@ -1,0 +1,48 @@
+"""`bridle launch`: several processes on one machine, on several machines, or through Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.cli.app import app
+from bridle.errors import UsageError
+
+
+@app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+def launch(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="A bridle command, after --.")],
+    devices: Annotated[int | None, typer.Option(min=1, help="Processes a machine; one per GPU without it.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Which of the machines this is, from 0.")] = 0,
+    rendezvous: Annotated[str | None, typer.Option(help="HOST:PORT of machine 0, with --nodes.")] = None,
+    slurm: Annotated[str | None, typer.Option(help="Hand in a Slurm job: partition=…,account=…,time=…")] = None,
+    logs: Annotated[Path, typer.Option(help="Where a Slurm job writes what it says; a shared folder.")] = Path("slurm"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run.")] = False,
+) -> None:
+    """Run a training or evaluation command in several processes: torchrun on this machine, or a Slurm job.
+
+    Example:  bridle launch --devices 2 -- pretrain digits-tiny --out runs/digits
+    """
+    from bridle import launch as launching
+
+    if slurm is not None:
+        place = launching.Place(devices or launching.default_devices(), nodes)
+        settings = launching.slurm_settings(slurm, place, gpus="runtime.device=cpu" not in command)
+        task = launching.SlurmTask(devices=place.devices, nodes=nodes, command=command)
+        if dry_run:
+            typer.echo(launching.slurm_script(task, settings, logs))
+            return
+        number = launching.submit(task, settings, logs)
+        typer.echo(f"job {number} is queued; it saves and is queued again when Slurm takes its nodes back.")
+        typer.echo(f"Next:  tail -f {logs}/{number}_0_log.err   ·   scancel {number}")
+        return
+    if command[0] == "launch":
+        raise UsageError("launch cannot launch itself; give the command to run, such as pretrain.")
+    place = launching.make_place(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
+    if dry_run:
+        typer.echo(launching.torchrun_line(place, command))
+        return
+    launching.run_here(place, command)

@@ -1,0 +1,160 @@
+"""`bridle plan`: what a run will cost, as tables or JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridle.cli.app import Overrides, app, console
+from bridle.errors import UsageError
+
+if TYPE_CHECKING:
+    from bridle.plan import PhasePlan, Plan
+
+UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
+CHOICES = ("a100", "h100", "cpu")
+
+
+@app.command()
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    overrides: Overrides = None,
+    devices: Annotated[int, typer.Option(min=1, help="How many devices train together.")] = 1,
+    device: Annotated[str, typer.Option(help="a100, h100, or cpu for this machine.")] = "a100",
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of the training set, if it is not here.")] = None,
+    utilisation: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of the peak that training reaches.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON, in bytes, operations and days.")] = False,
+) -> None:
+    """Parameters, operations, memory, steps, checkpoints, traffic and estimated days of a run, before it starts.
+
+    Example:  bridle plan imagenet1k --devices 64 --device a100
+    """
+    if device not in CHOICES:
+        raise UsageError(f"--device {device!r}: expected one of {', '.join(CHOICES)}.")
+    from bridle.config import load_config
+    from bridle.plan import make_plan
+
+    config = load_config(recipe, overrides or [])
+    found = make_plan(config, devices=devices, device=device, samples=samples, utilisation=utilisation)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+        return
+    show_plan(found)
+    typer.echo(f"Next:  bridle pretrain {recipe} … --max-steps 5   ·   bridle bench data {recipe} …")
+
+
+def show_plan(found: Plan) -> None:
+    """The plan as tables; every estimate stands under a heading that says so."""
+    from rich.table import Table
+
+    screen = console()
+    known = "unknown" if found.samples is None else f"{found.samples:,}"
+    screen.print(f"{found.name} on {found.devices} × {found.device.name}, {known} samples\n", markup=False)
+    modules = Table("module", "parameters", title="Weights and saved buffers", **_plain())
+    for name, count in found.parameters.items():
+        modules.add_row(name, scaled(count))
+    screen.print(modules)
+    for title, rows in _tables(found).items():
+        table = Table("", *(f"iter{p.iteration} {p.name}" for p in found.phases), title=title, **_plain())
+        for label, cells in rows.items():
+            table.add_row(label, *cells)
+        screen.print()
+        screen.print(table)
+    screen.print()
+    for line in conclusions(found):
+        screen.print(line, markup=False, soft_wrap=True)
+
+
+def _plain() -> dict[str, Any]:
+    return {"box": None, "header_style": "bold", "pad_edge": False, "title_justify": "left"}
+
+
+def _tables(found: Plan) -> dict[str, dict[str, list[str]]]:
+    phases = found.phases
+    parts = list(dict.fromkeys(name for phase in phases for name in phase.operations))
+
+    def row(cell: Any) -> list[str]:
+        return [cell(phase) for phase in phases]
+
+    def part(name: str) -> list[str]:
+        return [scaled(phase.operations[name]) if name in phase.operations else "–" for phase in phases]
+
+    return {
+        "Schedule": {
+            "steps": row(lambda p: f"{p.steps:,}"),
+            "epochs": row(lambda p: "–" if p.epochs is None else f"{p.epochs:.4g}"),
+            "global batch": row(lambda p: f"{p.batch:,}"),
+            "tokens per step": row(lambda p: scaled(p.tokens_per_step)),
+            "rows per device × accumulation": row(lambda p: f"{p.rows} × {p.accumulation}"),
+        },
+        "Operations of one sample, forward and backward": {
+            **{name: part(name) for name in parts},
+            "all": row(lambda p: scaled(p.operations_per_sample)),
+        },
+        f"Memory per device, bytes ({found.device.precision})": {
+            "trained parameters": row(lambda p: scaled(p.trained)),
+            "weights + gradients + optimizer": row(lambda p: scaled(sum(p.replicated[:3]))),
+            "the same, runtime.shard=full": row(lambda p: scaled(sum(p.sharded[:3]) + p.sharded.gathered)),
+            "activations": row(lambda p: scaled(p.replicated.activations)),
+            "together, replicated": row(lambda p: scaled(p.replicated.total)),
+            "together, runtime.shard=full": row(lambda p: scaled(p.sharded.total)),
+            "rows that fit": row(lambda p: "–" if p.fitting_rows is None else str(p.fitting_rows)),
+        },
+        "Bytes moved and stored": {
+            "traffic per step and device, replicated": row(lambda p: scaled(p.traffic_replicated)),
+            "the same, runtime.shard=full": row(lambda p: scaled(p.traffic_sharded)),
+            "checkpoint inside the phase": row(lambda p: scaled(p.checkpoint)),
+            "checkpoint at its end": row(lambda p: scaled(p.checkpoint_end)),
+        },
+        "Estimated time": {
+            "seconds per step": row(lambda p: f"{p.seconds_per_step:.3g}"),
+            "samples per second and device": row(lambda p: f"{p.batch / p.seconds_per_step / found.devices:,.0f}"),
+            "days": row(lambda p: f"{p.days:.3g}"),
+        },
+    }
+
+
+def conclusions(found: Plan) -> list[str]:
+    """What follows from the figures, in sentences."""
+    from bridle.plan import MANY_FILES
+
+    device, rate = found.device, found.samples_per_second
+    lines = [
+        f"Estimated: {found.days:.3g} days in all, {24 * found.days * found.devices:,.0f} device hours. Assumed: "
+        f"{scaled(device.peak)} operations/s peak ({device.precision}), {device.utilisation:.0%} of it used, data and "
+        "network never waited for. Not measured; `bridle bench step` measures this machine.",
+        f"Data: up to {rate:,.0f} samples/s over all devices, {rate / found.devices:,.0f} per device, "
+        f"{scaled(rate * found.sample_bytes)}B/s decoded. "
+        + ("Use shards (`bridle data shard`): so many single files a second wear out a shared file system."
+           if rate > MANY_FILES else "Single files will do; shards save opening them."),
+        f"Disk: {scaled(found.disk)}B of checkpoints at most: the last {found.keep} of a phase and every phase's end.",
+    ]  # fmt: skip
+    if found.devices > 1:
+        lines.append(
+            f"Network: from {scaled(found.hidden_traffic)}B/s per device on, traffic hides behind computing; "
+            "a slower network is what the run waits for. Larger batches per device ask less of it."
+        )
+    tight = [phase for phase in found.phases if phase.fitting_rows is not None and phase.fitting_rows < phase.rows]
+    lines += [advice(phase) for phase in tight]
+    return lines
+
+
+def advice(phase: PhasePlan) -> str:
+    """How to make a phase fit."""
+    name = f"iter{phase.iteration} {phase.name}: {phase.rows} rows a device do not fit"
+    key = "tokenizer_phase" if phase.name == "tokenizer" else "encoder_phase"
+    if phase.fitting_rows:
+        return f"{name}; set {key}.micro_batch={phase.fitting_rows}, which accumulates to the same global batch."
+    return f"{name}, not even one; set runtime.shard=full, runtime.checkpoint_activations=true, or a smaller size."
+
+
+def scaled(number: float) -> str:
+    """1234567 as 1.23M."""
+    power = 0
+    while abs(number) >= 999.5 and power < len(UNITS) - 1:
+        number, power = number / 1000, power + 1
+    return f"{number:.3g}{UNITS[power]}"

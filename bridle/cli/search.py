@@ -1,0 +1,141 @@
+"""Commands that find similar files and hand codes to language models: index, search, sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bridle.cli.app import RunFolder, app, console
+from bridle.errors import UsageError
+
+
+@app.command()
+def index(
+    run: RunFolder,
+    corpus: Annotated[
+        list[str],
+        typer.Argument(metavar="CORPUS...", help="Files, folders, 'patterns' or manifests (.csv .tsv .jsonl)."),
+    ],
+    out: Annotated[Path, typer.Option(help="The index; the same command brings it up to date.")],
+    pool: Annotated[str, typer.Option(help="mean, axis or class; as the run was judged without it.")] = "",
+    axis: Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")] = 16,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+) -> None:
+    """Features and codes of a collection, for `bridle search`; only new and changed files are computed.
+
+    Example:  bridle index runs/c10 photos/ --out photos-index
+    """
+    from bridle.export.command import Options, as_pooling
+    from bridle.export.model import load
+    from bridle.retrieve.index import update_index
+
+    pooling = as_pooling(pool) if pool else None
+    if pool and pooling is None:
+        raise UsageError("--pool none: an index keeps one vector for a file; choose mean, axis or class.")
+    options = Options(batch=batch, overwrite=overwrite, strict=strict)
+    model = load(run, device=device)
+    found = update_index(model, run, corpus, out, pool=pooling, axis=axis, options=options)
+    for path in found.failed:
+        typer.echo(f"some files could not be read; see {path}", err=True)
+    typer.echo(f"wrote {out}: {found.files:,} files, {found.added:,} added, {found.removed:,} removed")
+    typer.echo(f"Next:  bridle search {out} FILE --html hits.html   ·   bridle search {out} --evaluate")
+
+
+@app.command()
+def search(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An index, as `bridle index` wrote it.")],
+    queries: Annotated[
+        list[Path] | None, typer.Argument(metavar="[QUERY]...", help="Files to find the like of.")
+    ] = None,
+    by: Annotated[str, typer.Option(help="features, or codes (n-grams of them).")] = "features",
+    k: Annotated[int, typer.Option("-k", min=1, help="Hits to show.")] = 10,
+    html: Annotated[Path | None, typer.Option(help="Also write this page with the hits as pictures or sound.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge the search by the labels: mAP.")] = False,
+    samples: Annotated[int, typer.Option(min=1, help="With --evaluate, files asked for at most.")] = 1000,
+    run: Annotated[Path | None, typer.Option(help="Where the model is now, if its folder was moved.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+) -> None:
+    """Files of an index that are most like a file, by features or by codes; the file itself is left out.
+
+    Example:  bridle search photos-index cat.jpg -k 5 --html hits.html
+    """
+    from bridle.retrieve.search import open_index
+
+    if bool(queries) == evaluate:
+        raise UsageError("give a file to search for, or --evaluate to judge the search by the labels.")
+    if by not in ("features", "codes"):
+        raise UsageError(f"--by {by!r}: expected features or codes.")
+    opened = open_index(folder, run=run, device=device)
+    if evaluate:
+        _evaluate(opened, samples)
+        return
+    found = []
+    for query in queries or []:
+        found.append(opened.search(query, by="codes" if by == "codes" else "features", k=k))
+        _show_hits(found[-1])
+    if html is not None:
+        from bridle.retrieve.page import write_page
+
+        typer.echo(f"wrote {write_page(opened, found, html)}")
+
+
+def _show_hits(found: Any) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from bridle.export.files import name_of
+
+    screen = console()
+    screen.print(Text(f"like {name_of(found.query)}, by {found.by}"))
+    table = Table("score", "file", "label", box=None, header_style="bold", pad_edge=False)
+    for hit in found.hits:
+        # As plain text: a name with brackets is no markup.
+        table.add_row(f"{hit.score:.3f}", Text(hit.entry.name), Text(", ".join(hit.entry.labels)))
+    screen.print(table)
+    if found.itself:
+        screen.print(f"left out: {found.itself} file{'s' if found.itself > 1 else ''} with the query's path or content")
+
+
+def _evaluate(opened: Any, samples: int) -> None:
+    from rich.table import Table
+
+    from bridle.retrieve.quality import measure_quality, write_quality
+
+    measured = measure_quality(opened, queries=samples)
+    table = Table("by", "mAP %", "95 %", "first hit %", "chance mAP %", box=None, header_style="bold", pad_edge=False)
+    for one in measured:
+        low, high = (f"{100 * end:.1f}" for end in one.interval)
+        shares = (one.mean_average_precision, one.precision_at_1, one.chance)
+        score, first, chance = (f"{100 * share:.1f}" for share in shares)
+        table.add_row(one.by, score, f"{low}–{high}", first, chance)
+    console().print(table)
+    typer.echo(f"{measured[0].queries:,} queries among {measured[0].files:,} files")
+    typer.echo(f"wrote {write_quality(opened, measured)}")
+
+
+@app.command()
+def sequences(
+    codes: Annotated[list[Path], typer.Argument(metavar="CODES...", help="Files that `bridle tokenize` wrote.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    pattern: Annotated[str, typer.Option(help="interleaved, delayed or stage1; see docs/using.md.")] = "interleaved",
+    context: Annotated[int | None, typer.Option(min=2, help="Also pack all files into blocks of so many ids.")] = None,
+    form: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of sequences.")] = False,
+) -> None:
+    """Codes as ids for a language model: `input_ids` per file, packed blocks, and a vocabulary.
+
+    Example:  bridle sequences codes.npz --out sequences --pattern delayed --context 512
+    """
+    from bridle.export.sequence_files import write_sequences
+
+    written = write_sequences(codes, out, pattern=pattern, context=context, form=form, overwrite=overwrite)
+    blocks = f", {written.blocks:,} blocks of {context}" if context else ""
+    typer.echo(f"wrote {out}: {written.files:,} files, {written.ids:,} ids of {written.vocabulary.size:,}{blocks}")
+    kind = "json" if form == "jsonl" else form
+    files = str(out / f"sequences.{form}")
+    typer.echo(f"Next:  in Python, datasets.load_dataset({kind!r}, data_files={files!r})")

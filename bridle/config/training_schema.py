@@ -1,0 +1,152 @@
+"""How a run is trained and judged: phases, schedule, machine, probe and fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from bridle.config.data_schema import AugmentConfig
+from bridle.config.section import Count, Positive, Section, Share
+
+
+class MaskConfig(Section):
+    """Which tokens the encoder must predict. ρ = ratio; for `axes` one ratio per axis is allowed."""
+
+    kind: Literal["random", "axes", "tube"] = "random"
+    ratio: Share | tuple[Share, ...] = 0.8
+
+
+class PhaseConfig(Section):
+    """Length and optimizer of one training phase."""
+
+    steps: Positive | None = None
+    epochs: Annotated[float, Field(gt=0.0)] | None = None
+    warmup_steps: Annotated[int, Field(ge=0)] | None = None
+    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = None
+    batch: Positive = 64  # global
+    micro_batch: Positive | None = None  # rows per device that go through the network at once
+    learning_rate: Annotated[float, Field(gt=0.0)]
+    final_learning_rate: Annotated[float, Field(ge=0.0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0.0)] = 1e-4
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    clip: Annotated[float, Field(gt=0.0)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("steps: give exactly one of steps and epochs (set the other to null)")
+        if self.warmup_steps is not None and self.warmup_epochs is not None:
+            raise ValueError("warmup_steps: give at most one of warmup_steps and warmup_epochs")
+        if self.micro_batch is not None and self.batch % self.micro_batch:
+            raise ValueError(f"micro_batch: {self.micro_batch} does not divide batch {self.batch}")
+        return self
+
+    def step_count(self, samples: int) -> int:
+        """Optimizer steps of this phase for a data set of `samples`."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None  # exactly one is set, see _check
+        return max(1, round(self.epochs * samples / self.batch))
+
+    def warmup_count(self, samples: int) -> int:
+        """Optimizer steps over which the learning rate rises."""
+        if self.warmup_epochs is not None:
+            return round(self.warmup_epochs * samples / self.batch)
+        return self.warmup_steps or 0
+
+
+class EncoderPhaseConfig(PhaseConfig):
+    """The encoder's phase; with `masks` n every batch is tokenized once and stays for n steps with n masks."""
+
+    masks: Positive = 1
+
+
+class ScheduleConfig(Section):
+    """Algorithm 1: R iterations, in turns or jointly."""
+
+    mode: Literal["interleaved", "joint"] = "interleaved"
+    iterations: Count = 2  # R
+    encoder_restart: Literal["continue", "fresh"] = "continue"
+    tokenizer: Literal["renew", "keep"] = "renew"  # keep: the first tokenizer stays for all iterations
+    joint_weight: Annotated[float, Field(ge=0.0)] = 0.5  # α
+    joint_every: Positive = 5  # a tokenizer step every n encoder steps
+
+
+class RuntimeConfig(Section):
+    """How a run is executed; none of these changes what is computed beyond floating-point detail."""
+
+    device: str = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on GPUs that have it, fp32 elsewhere
+    threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0 leaves torch's choice
+    deterministic: bool = False
+    checkpoint_activations: bool = False
+    checkpoint_every: Positive = 500  # steps
+    keep: Positive = 2  # checkpoints inside a phase; ends of phases are always kept
+    log_every: Positive = 10  # steps between rows of metrics.jsonl
+    stop_after_skips: Positive = 5  # non-finite steps in a row that end the run
+    timeout_minutes: Annotated[float, Field(gt=0.0)] = 30.0  # how long a process waits for the others in a step
+    compare_every: Positive = 100  # steps between checks that all processes hold the same numbers
+    shard: Literal["none", "full"] = "none"  # full: every process holds only a share of the trained weights (FSDP)
+    compile: bool = False  # torch.compile of the trained blocks; worth it on GPUs
+
+
+class ProbeConfig(Section):
+    """Linear probe after every encoder phase and for `bridle probe`."""
+
+    enabled: bool = True
+    pool: Literal["mean", "axis", "class", "attentive"] = "mean"
+    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
+    deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
+    items: Positive | None = None  # at most so many train and test items, of each class its share; None uses all
+    head: Literal["logistic", "sgd", "adamw"] = "logistic"  # logistic: solved to the optimum; else trained in batches
+    loss: Literal["auto", "ce", "bce"] = "auto"  # of sgd and adamw; auto: bce where items have several labels, else ce
+    epochs: Positive = 50  # of sgd and adamw
+    batch_norm: bool = True  # of sgd and adamw: a batch norm without weights before the head
+    shots: tuple[Positive, ...] = ()  # labels per class of the few-shot probe, such as [1, 5, 10]
+    draws: Annotated[int, Field(ge=2)] = 10  # of the few labels
+    cache_mb: Annotated[int, Field(ge=0)] = 2048  # of features in RUN/cache; 0 keeps none
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.pool == "attentive" and (self.head != "logistic" or self.shots):
+            given = "probe.shots" if self.shots else "probe.head"
+            raise ValueError(f"{given}: needs pooled features; probe.pool 'attentive' learns its own, use 'mean'")
+        if self.loss != "auto" and self.head == "logistic":
+            raise ValueError(f"probe.loss: '{self.loss}' is for probe.head 'sgd' or 'adamw'; 'logistic' has its own")
+        if len(set(self.shots)) < len(self.shots):
+            raise ValueError(f"probe.shots: {list(self.shots)} names a number twice")
+        return self
+
+
+class FinetuneConfig(PhaseConfig):
+    """`bridle finetune`: the encoder and a linear head learn from labels."""
+
+    epochs: Annotated[float, Field(gt=0.0)] | None = 30.0
+    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = 3.0
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    loss: Literal["auto", "ce", "bce"] = "auto"  # auto: bce where items have several labels, else ce
+    label_smoothing: Share = 0.0
+    pool: Literal["mean", "axis", "class"] = "mean"
+    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, as for the probe
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75  # learning rate of each block relative to the next
+    drop_path: Share = 0.1
+    mask: MaskConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
+    weight_ema: Share = 0.0  # decay of a running mean of the weights that is scored instead; 0 is off
+    sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
+    deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
+    items: Positive | None = None  # at most so many train and test items; None uses all
+    from_scratch: bool = False  # start from the untrained encoder: the baseline of what pretraining gives
+    augment: AugmentConfig = AugmentConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_defaults(cls, values: Any) -> Any:
+        """A length given in steps replaces the default one in epochs."""
+        if isinstance(values, dict):
+            for steps, epochs in (("steps", "epochs"), ("warmup_steps", "warmup_epochs")):
+                if values.get(steps) is not None and epochs not in values:
+                    values = {**values, epochs: None}
+        return values

@@ -1,0 +1,110 @@
+"""Columns of numbers that may be too long for memory: arrays that grow, and files that are mapped.
+
+Memory that a mapped file takes belongs to the page cache: all processes that read it share it, and the system takes it
+back when it needs room. A column that is sent to another process travels as the name of its file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.errors import DataError, quoted
+
+# On disk always the same, whatever the machine: little-endian.
+TYPES: dict[str, np.dtype[Any]] = {
+    "B": np.dtype("<u1"),
+    "i": np.dtype("<i4"),
+    "q": np.dtype("<i8"),
+    "d": np.dtype("<f8"),
+}
+AGAIN = "Run the same command again; the index is made anew where it must be."
+PIECE = 1 << 20  # numbers that are looked at in one go
+
+
+class Column(Sequence[Any]):
+    """Numbers in a file. One of them is a plain int or float, a slice is an array."""
+
+    def __init__(self, file: Path, typecode: str) -> None:
+        self.file, self.typecode = file, typecode
+        self.size: int | None = None  # numbers; None until they are mapped for the first time
+        self.mapped: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        return len(self.numbers())
+
+    def __getitem__(self, at: Any) -> Any:
+        found = self.numbers()[at]
+        return found if isinstance(at, slice) else found.item()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.numbers(), dtype=dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"file": self.file, "typecode": self.typecode, "size": self.size, "mapped": None}
+
+    def numbers(self) -> NDArray[Any]:
+        """All of them, mapped."""
+        if self.mapped is None:
+            kind = TYPES[self.typecode]
+            try:
+                size = self.file.stat().st_size
+                # An empty file cannot be mapped.
+                mapped = np.memmap(self.file, dtype=kind, mode="r") if size else np.empty(0, kind)
+            except (OSError, ValueError) as error:
+                raise DataError(
+                    f"the index file {quoted(self.file)} cannot be read: {quoted(error)}. {AGAIN}"
+                ) from error
+            if self.size not in (None, len(mapped)):
+                raise DataError(f"the index file {quoted(self.file)} was changed while it was in use. {AGAIN}")
+            self.mapped, self.size = mapped, len(mapped)
+        return self.mapped
+
+
+Numbers: TypeAlias = "array[int] | Column"
+Reals: TypeAlias = "array[float] | Column"
+
+
+class Growing:
+    """A column in the making: in memory or, if it has a file, there whenever `spill` is called."""
+
+    def __init__(self, typecode: str, file: Path | None = None) -> None:
+        self.recent: array[Any] = array(typecode)
+        self.file, self.spilled = file, 0  # numbers that are in the file
+        # The array's own methods: one of ours around each would take half of the time that reading a list takes.
+        self.append, self.extend, self.add_bytes = self.recent.append, self.recent.extend, self.recent.frombytes
+
+    def __len__(self) -> int:
+        return self.spilled + len(self.recent)
+
+    def spill(self) -> None:
+        """Move to the file what is in memory."""
+        if self.file is None:
+            return
+        kind = TYPES[self.recent.typecode]
+        with self.file.open("ab") as file:
+            file.write(np.asarray(self.recent, dtype=kind).tobytes())
+        self.spilled += len(self.recent)
+        del self.recent[:]
+
+    def finish(self) -> Any:
+        """The column, complete: an array, or the file."""
+        self.spill()
+        return self.recent if self.file is None else Column(self.file, self.recent.typecode)
+
+
+def renumbered(numbers: Any, final: NDArray[np.int32]) -> Any:
+    """final[number] for each number: a new array, or the same file with other content."""
+    if not isinstance(numbers, Column):
+        return array("i", final[np.asarray(numbers, dtype=np.int64)].astype(np.intc).tobytes())
+    if len(numbers):
+        content = np.memmap(numbers.file, dtype=TYPES[numbers.typecode], mode="r+")
+        for at in range(0, len(content), PIECE):
+            content[at : at + PIECE] = final[content[at : at + PIECE]]
+        content.flush()
+    return Column(numbers.file, numbers.typecode)

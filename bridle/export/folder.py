@@ -1,0 +1,157 @@
+"""A trained model as a folder that others can load: written whole or not at all, checked before it is trusted.
+
+    model.safetensors   encoder.* and tokenizer.*, by the names of the networks; nothing of decoder or optimizer
+    config.yaml         the resolved config, without paths of the machine it was trained on
+    config.json         format, origin (iteration, phase), geometry, what was measured, licence of the data
+    README.md           the model card; not in the manifest, because people are meant to edit it
+    *.onnx, *.pt2       graphs, where asked for
+    manifest.json       size and SHA-256 of the others: `files` are checked on loading, `graphs` can be left out
+
+It is read like a checkpoint that holds only some of a run's networks (`parts`), so a command that takes a run also
+takes such a folder. Reading it runs no code.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bridle.config import Config, dump_config
+from bridle.errors import CheckpointError, NonFiniteError, UsageError, quoted
+from bridle.export.card import model_card
+from bridle.export.trained import FORMAT, Trained
+from bridle.models.build import named_state
+from bridle.models.foreign import fingerprint
+from bridle.models.tokenizer import ColdStartTokenizer
+from bridle.train.checkpoint import EXPORTED, MANIFEST, replace_folder, write_json
+
+WEIGHTS, SETTINGS, CARD = "model.safetensors", "config.yaml", "README.md"
+LOADED = (WEIGHTS, SETTINGS, EXPORTED, MANIFEST)  # what loading needs
+Extra = Callable[[Path], Mapping[str, Any]]  # writes further files into the folder and says how they were checked
+
+
+def write_folder(
+    out: Path, trained: Trained, *, half: bool = False, overwrite: bool = False, extras: Sequence[Extra] = ()
+) -> Trained:
+    """Write the folder `out`; what comes back is the model as the folder holds it."""
+    require_free(out, overwrite=overwrite)
+    trained = as_stored(trained, half=half)
+    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        save_file(_tensors(trained, half=half), temporary / WEIGHTS, metadata={"format": "pt"})
+        (temporary / SETTINGS).write_text(dump_config(trained.config), encoding="utf-8")
+        shutil.copymode(temporary / SETTINGS, temporary / WEIGHTS)  # safetensors makes files that only we may read
+        graphs: dict[str, Any] = {}
+        for extra in extras:
+            graphs |= extra(temporary)
+        trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
+        write_json(temporary / EXPORTED, description(trained))
+        (temporary / CARD).write_text(model_card(trained.config, description(trained)), encoding="utf-8")
+        write_json(temporary / MANIFEST, _manifest(temporary, graphs))
+        _sync(temporary)
+        replace_folder(temporary, out)
+    except OSError as error:
+        raise CheckpointError(
+            f"{quoted(out)} could not be written ({error.strerror or error}); nothing is left of it. Free some space "
+            "or choose another --out."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return trained
+
+
+def require_free(out: Path, *, overwrite: bool) -> None:
+    """UsageError if something is in the way that is not to be replaced."""
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not out.exists():
+        return
+    if not (out / EXPORTED).is_file() or not (out / MANIFEST).is_file():
+        raise UsageError(f"{quoted(out)} exists and is not an exported model; choose another --out.")
+    if not overwrite:
+        raise UsageError(f"{quoted(out)} exists; give --overwrite to replace it, or another --out.")
+
+
+def description(trained: Trained) -> dict[str, Any]:
+    """What config.json says."""
+    geometry, config = trained.config.geometry, trained.config
+    kind = "cold start" if isinstance(trained.own_tokenizer, ColdStartTokenizer) else "trained"
+    return {
+        "format": FORMAT,
+        "model_type": "bridle",
+        "library_name": "bridle",
+        "bridle": version("bridle"),
+        "name": config.name,
+        "geometry": geometry.model_dump(mode="json"),
+        "tokenizer": None if trained.own_tokenizer is None else kind,
+        "parameters": {
+            name: sum(parameter.numel() for parameter in module.parameters())
+            for name, module in trained.modules().items()
+        },
+        **{key: list(value) if isinstance(value, tuple) else value for key, value in trained.facts._asdict().items()},
+    }
+
+
+def without_paths(config: Config) -> Config:
+    """The config as it may leave the machine: folders of the data are nobody's business, a file keeps its name."""
+    data = config.data.model_copy(update={"root": None, "manifest": None})
+    weights = config.encoder.weights
+    encoder = config.encoder.model_copy(update={"weights": None if weights is None else PurePath(weights).name})
+    return config.model_copy(update={"data": data, "encoder": encoder})
+
+
+def as_stored(trained: Trained, *, half: bool) -> Trained:
+    """A copy on the CPU whose weights are exactly those that will be read back."""
+    encoder, tokenizer = copy.deepcopy((trained.encoder, trained.own_tokenizer))
+    stored = Trained(
+        encoder.cpu(), None if tokenizer is None else tokenizer.cpu(), without_paths(trained.config), trained.facts
+    )
+    for name, value in named_state(stored.modules()).items():
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise NonFiniteError(f"nothing exported: {name} holds values that are not finite.")
+        if half and _is_halved(name, value):
+            rounded = value.half()
+            if not bool(torch.isfinite(rounded).all()):
+                raise UsageError(f"{name} holds values beyond the range of float16; export without --half.")
+            with torch.no_grad():
+                value.copy_(rounded)
+    return stored._replace(facts=stored.facts._replace(half=half))
+
+
+def _tensors(trained: Trained, *, half: bool) -> dict[str, Tensor]:
+    state = named_state(trained.modules())
+    return {
+        name: (value.half() if half and _is_halved(name, value) else value).detach().contiguous()
+        for name, value in state.items()
+    }
+
+
+def _is_halved(name: str, value: Tensor) -> bool:
+    """Codebooks keep their precision: a code that moves a little changes which one is nearest."""
+    return value.dtype == torch.float32 and ".quantizer." not in name
+
+
+def _manifest(folder: Path, graphs: Iterable[str]) -> dict[str, Any]:
+    def entries(names: Iterable[str]) -> dict[str, Any]:
+        return {name: {"bytes": (folder / name).stat().st_size, "sha256": fingerprint(folder / name)} for name in names}
+
+    return {"format": FORMAT, "files": entries((WEIGHTS, SETTINGS, EXPORTED)), "graphs": entries(graphs)}
+
+
+def _sync(folder: Path) -> None:
+    for path in [*folder.iterdir(), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

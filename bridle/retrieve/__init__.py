@@ -1,0 +1,1 @@
+"""Similarity search over a collection of files, by features and by codes."""

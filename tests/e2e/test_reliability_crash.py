@@ -1,0 +1,152 @@
+"""Killed at a failpoint and continued equals never killed, bit for bit; signals save and leave; NaN changes nothing.
+
+A choice of the grid that `make soak` runs whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from soak import faults
+from soak.faults import BEFORE_ANYTHING, POINTS, Ended, command, copy_run, differences, place, resumed_from, run
+
+
+@pytest.fixture(scope="module")
+def wholes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A finished run of each kind."""
+    root = tmp_path_factory.mktemp("whole")
+    found = {}
+    for kind in ("encoder", "joint", "finetune"):
+        found[kind] = root / kind
+        if kind == "finetune":
+            copy_run(found["encoder"], root / "base")
+            copy_run(root / "base", found[kind])
+            found[kind].with_name("finetune.ledger").unlink()
+            root.joinpath("base.ledger").unlink()
+        ended = run(command(kind, found[kind]), found[kind])
+        assert ended.code == 0, ended.said
+    return {**found, "tokenizer": found["encoder"], "base": root / "base"}
+
+
+def begin(kind: str, wholes: dict[str, Path], folder: Path) -> None:
+    if kind == "finetune":
+        shutil.copytree(wholes["base"], folder)
+
+
+def finish(kind: str, wholes: dict[str, Path], folder: Path, *more: str) -> Ended:
+    ended = run(command(kind, folder, *more), folder)
+    assert ended.code == 0, ended.said
+    assert differences(kind, wholes[kind], folder) == []
+    return ended
+
+
+CHOSEN = [
+    ("encoder", "checkpoint.half_written"),
+    ("encoder", "evaluation.begin"),
+    ("tokenizer", "kmeans.iteration"),
+    ("tokenizer", "step.after_backward"),
+    ("tokenizer", "checkpoint.before_rename"),
+    ("joint", "step.begin"),
+    ("finetune", "checkpoint.before_rotate"),
+    ("finetune", "evaluation.end"),
+]
+
+
+@pytest.mark.parametrize(("kind", "point"), CHOSEN)
+def test_killed_and_continued_equals_never_killed(
+    wholes: dict[str, Path], tmp_path: Path, kind: str, point: str
+) -> None:
+    folder, fault = tmp_path / "run", f"{point}@{POINTS[kind][point]}=kill"
+    begin(kind, wholes, folder)
+    killed = run(command(kind, folder), folder, faults=fault)
+    assert (killed.code, killed.fired) == (-9, [fault])
+    ended = finish(kind, wholes, folder)
+    if point not in BEFORE_ANYTHING or kind == "tokenizer":
+        assert "continuing from" in ended.said
+    if point.startswith(("step.", "checkpoint.")):
+        saved = [int(step) for step in re.findall(r"continuing from \S+-(\d{8})", ended.said)]
+        assert saved[0] > 0
+
+
+def test_three_kills_in_one_run_and_workers_change_nothing(wholes: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for fault in ("step.after_update@2=kill", "checkpoint.before_latest@5=kill", "step.begin@4=kill"):
+        killed = run(command("encoder", folder, "data.workers=2"), folder, faults=fault)
+        assert (killed.code, killed.fired) == (-9, [fault])
+    finish("encoder", wholes, folder, "data.workers=1")
+    assert (resumed_from(folder) or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault", "code"),
+    [
+        ("encoder", "kmeans.iteration@2=sigterm", 143),
+        ("tokenizer", "step.begin@5=sigterm;checkpoint.before_manifest@7=sigint", 143),  # the second during the save
+        ("joint", "step.begin@2=sigint", 130),
+        ("finetune", "evaluation.begin=sigterm", 143),
+    ],
+)
+def test_a_signal_saves_and_leaves_within_a_step(
+    wholes: dict[str, Path], tmp_path: Path, kind: str, fault: str, code: int
+) -> None:
+    folder = tmp_path / "run"
+    begin(kind, wholes, folder)
+    stopped = run(command(kind, folder), folder, faults=fault)
+    assert stopped.code == code, stopped.said
+    assert stopped.fired == fault.split(";")
+    assert "Run the same command again to continue" in stopped.said
+    steps = [row["step"] for row in faults.rows(place(kind, folder))] if "step.begin" in fault else []
+    if steps:  # nothing was done after the step that the signal came in
+        newest = sorted((folder / "checkpoints").glob("p*"))[-1]
+        assert int(newest.name[-8:]) == steps[-1]
+    finish(kind, wholes, folder)
+
+
+@pytest.mark.parametrize("fault", ["step.loss@2=nan", "step.gradient@2=nan"])
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(
+    wholes: dict[str, Path], tmp_path: Path, fault: str
+) -> None:
+    folder = tmp_path / "run"
+    ended = run(command("joint", folder, "runtime.keep=9"), folder, faults=f"step.begin@2=sigterm;{fault}")
+    assert (ended.code, ended.fired) == (143, ["step.begin@2=sigterm", fault])
+    before, after = ((folder / "checkpoints" / f"p0000-iter1-joint-{step:08}") for step in (1, 2))
+    for file in ("model.safetensors", "optimizer.safetensors", "ages.safetensors"):
+        left, right = load_file(before / file), load_file(after / file)
+        assert sorted(left) == sorted(right)
+        assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    counters = [json.loads((path / "state.json").read_text())["progress"] for path in (before, after)]
+    assert counters == [
+        {"step": 1, "skipped": 0, "skipped_in_a_row": 0},
+        {"step": 2, "skipped": 1, "skipped_in_a_row": 1},
+    ]
+
+
+def test_five_in_a_row_stop_the_run_and_the_last_checkpoint_is_finite(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["max_steps=9" if word.startswith("max_steps") else word for word in command("joint", folder)]
+    ended = run(words, folder, faults="step.loss@3+=nan")
+    assert (ended.code, len(ended.fired)) == (65, 5)
+    assert "5 steps in a row with a loss or gradient that is not finite" in ended.said
+    assert str(folder / "checkpoints") in ended.said
+    newest = sorted((folder / "checkpoints").glob("p*"))[-1]
+    for file in newest.glob("*.safetensors"):
+        assert all(bool(torch.isfinite(x).all()) for x in load_file(file).values() if x.is_floating_point())
+
+
+@pytest.mark.parametrize("point", ["checkpoint.half_written", "metrics.append"])
+def test_a_full_disk_ends_a_run_with_74_and_the_run_goes_on_later(
+    wholes: dict[str, Path], tmp_path: Path, point: str
+) -> None:
+    folder, fault = tmp_path / "run", f"{point}@2=enospc"
+    ended = run(command("joint", folder), folder, faults=fault)
+    assert (ended.code, ended.fired) == (74, [fault]), ended.said
+    assert "No space left on device" in ended.said
+    assert str(folder) in ended.said
+    assert "Traceback" not in ended.said
+    finish("joint", wholes, folder)

@@ -1,0 +1,212 @@
+"""Whole runs with a fault in them, each in a process of its own, compared with a run that nothing happened to.
+
+Processes are forked from one server that has torch loaded and has never trained: a start costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Sequence
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from conftest import SMALL
+from safetensors.torch import load_file
+
+SERVER = get_context("forkserver")
+SERVER.set_forkserver_preload(
+    [
+        *("bridle.api", "bridle.cli", "bridle.evaluate.finetune", "bridle.evaluate.judge", "bridle.report.terminal"),
+        *("torch._dynamo", "torch.utils.tensorboard.writer", "sklearn.linear_model", "sklearn.datasets", "rich.table"),
+    ]
+)
+LIMIT = 300.0  # seconds for one run; a busy machine is no hang
+STEPS = 3
+COMMON = (*SMALL, "geometry.patch=[2, 2]", f"max_steps={STEPS}", "runtime.checkpoint_every=1", "encoder.drop_path=0.1")
+COMMON = (*COMMON, "quantizer.reset_every=1", "runtime.keep=1")
+JOINT = ("schedule.mode=joint", "schedule.joint_every=2", "schedule.iterations=1")
+FINETUNE = (
+    "finetune.steps=3",
+    "finetune.epochs=null",
+    "finetune.warmup_epochs=0",
+    "finetune.batch=8",
+    "finetune.items=40",
+)
+FREE = ("samples_per_second", "resumed_from")  # how fast and from where is not part of the experiment
+
+
+class Ended(NamedTuple):
+    """How a command ended."""
+
+    code: int | None  # None: it hung and was killed
+    said: str
+    fired: list[str]  # lines of the failpoints' log
+
+
+def pretrain_command(kind: str, folder: Path, *more: str) -> list[str]:
+    return ["pretrain", "digits-tiny", *COMMON, *(JOINT if kind == "joint" else ()), *more, "--out", str(folder)]
+
+
+def command(kind: str, folder: Path, *more: str) -> list[str]:
+    """The command whose run is of this kind; for finetune the run that it begins with is there already."""
+    if kind == "finetune":
+        return ["finetune", str(folder), *FINETUNE, *more]
+    return pretrain_command(kind, folder, *more)
+
+
+def run(words: Sequence[str], folder: Path, *, faults: str = "", limit: float = LIMIT) -> Ended:
+    """`bridle WORDS` with faults; what it published is noted in FOLDER.ledger."""
+    log, said = (folder.with_name(f"{folder.name}.{kind}") for kind in ("fired", "said"))
+    log.unlink(missing_ok=True)
+    ledger = folder.with_name(f"{folder.name}.ledger")
+    process = SERVER.Process(target=_command, args=(list(words), faults, str(log), str(said), str(ledger)))
+    process.start()
+    process.join(limit)
+    hung = process.is_alive()
+    if hung:
+        process.kill()
+        process.join()
+    fired = log.read_text().splitlines() if log.exists() else []
+    return Ended(None if hung else process.exitcode, said.read_text() if said.exists() else "", fired)
+
+
+def _command(words: list[str], faults: str, log: str, said: str, ledger: str) -> None:
+    """In the forked process."""
+    from bridle import failpoints
+    from bridle.cli import main
+
+    os.setpgid(0, 0)  # signals to this run reach it and its workers, and nobody else
+    stream = open(said, "w", buffering=1)  # noqa: SIM115 - it lives as long as the process
+    os.dup2(stream.fileno(), 1)
+    os.dup2(stream.fileno(), 2)
+    sys.stdout = sys.stderr = stream
+    torch.set_num_threads(1)
+    keep_ledger(Path(ledger))
+    failpoints.arm(faults, log=log)
+    sys.argv = ["bridle", *words]
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+        os._exit(code)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(99)
+    os._exit(0)
+
+
+def keep_ledger(ledger: Path) -> None:
+    """Write down the fingerprints of all files of every checkpoint that is published, before rotation removes it."""
+    from bridle.train import checkpoint
+
+    original = checkpoint.replace_folder
+
+    def noted(temporary: Path, final: Path) -> None:
+        original(temporary, final)
+        files = json.loads((final / "manifest.json").read_text())["files"]
+        with ledger.open("a") as file:
+            file.write(json.dumps([final.name, {name: entry["sha256"] for name, entry in files.items()}]) + "\n")
+
+    checkpoint.replace_folder = noted
+
+
+def tuned(folder: Path) -> Path:
+    """The folder of the only fine-tuning in a run."""
+    return next(path.parent for path in (folder / "finetune").glob("*/metrics.jsonl"))
+
+
+def place(kind: str, folder: Path) -> Path:
+    return tuned(folder) if kind == "finetune" else folder
+
+
+def differences(kind: str, whole: Path, parts: Path) -> list[str]:
+    """What differs between a run and one that was interrupted: names of tensors and files."""
+    found = []
+    ledgers = [ledger_of(folder) for folder in (whole, parts)]
+    for name, files in ledgers[1]:
+        if files != dict(ledgers[0]).get(name):
+            found.append(f"checkpoint {name}")
+    if {name for name, _ in ledgers[0]} - {name for name, _ in ledgers[1]}:
+        found.append("a checkpoint that was never published")
+    left, right = (end_tensors(place(kind, folder)) for folder in (whole, parts))
+    found += sorted(set(left) ^ set(right))
+    found += [name for name in sorted(set(left) & set(right)) if not torch.equal(left[name], right[name])]
+    if rows(place(kind, whole)) != rows(place(kind, parts)):
+        found.append("metrics.jsonl")
+    file = "finetune.json" if kind == "finetune" else "results.json"
+    if without_times(json.loads((whole / file).read_text())) != without_times(json.loads((parts / file).read_text())):
+        found.append(file)
+    return found
+
+
+def ledger_of(folder: Path) -> list[tuple[str, dict[str, str]]]:
+    return [tuple(json.loads(line)) for line in folder.with_name(f"{folder.name}.ledger").read_text().splitlines()]
+
+
+def end_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        f"{path.name}/{file.stem}/{name}": tensor
+        for path in sorted((folder / "checkpoints").glob("*-end"))
+        for file in sorted(path.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key not in FREE} for line in lines]
+
+
+def resumed_from(folder: Path) -> int | None:
+    """The step that the last row's process began with."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found: int | None = json.loads(lines[-1])["resumed_from"]
+    return found
+
+
+def without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_times(entry) for key, entry in value.items() if not key.startswith("seconds")}
+    return [without_times(entry) for entry in value] if isinstance(value, list) else value
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """A run and the ledger beside it."""
+    shutil.copytree(source, target)
+    ledger = source.with_name(f"{source.name}.ledger")
+    if ledger.exists():
+        shutil.copy(ledger, target.with_name(f"{target.name}.ledger"))
+
+
+# Where to strike in each kind of phase. A phase takes 3 steps and is saved before the first, after each and at its end,
+# so that a fault in step 3, or in the save after step 2, finds a checkpoint of a step above 0.
+CHECKPOINT = tuple(f"checkpoint.before_{what}" for what in ("manifest", "rename", "latest", "rotate"))
+POINTS: dict[str, dict[str, int]] = {
+    "encoder": {
+        **{"step.begin": 3, "step.after_backward": 3, "step.after_update": 3, "kmeans.iteration": 2},
+        **{"checkpoint.half_written": 7, **dict.fromkeys(CHECKPOINT, 3), "checkpoint.inside_rotate": 2},
+        **{"metrics.append": 3, "phase.between": 2, "evaluation.begin": 1, "evaluation.end": 1},
+    },
+    "tokenizer": {
+        **{"step.begin": 6, "step.after_backward": 6, "step.after_update": 6, "kmeans.iteration": 6},
+        **{"checkpoint.half_written": 18, **dict.fromkeys(CHECKPOINT, 7), "checkpoint.inside_rotate": 5},
+        **{"metrics.append": 6, "phase.between": 3},
+    },
+    "joint": {
+        **{"step.begin": 3, "step.after_backward": 3, "step.after_update": 3, "kmeans.iteration": 2},
+        **{"checkpoint.half_written": 7, **dict.fromkeys(CHECKPOINT, 3), "checkpoint.inside_rotate": 2},
+        **{"metrics.append": 3, "evaluation.begin": 1, "evaluation.end": 1},
+    },
+    "finetune": {
+        **{"step.begin": 3, "step.after_backward": 3, "step.after_update": 3},
+        **{"checkpoint.half_written": 5, **dict.fromkeys(CHECKPOINT, 3), "checkpoint.inside_rotate": 2},
+        **{"metrics.append": 3, "evaluation.begin": 1, "evaluation.end": 1},
+    },
+}
+BEFORE_ANYTHING = ("kmeans.iteration",)  # of the first phase: nothing is saved yet

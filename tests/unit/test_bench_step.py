@@ -1,0 +1,79 @@
+"""`bridle bench step`: the plain step computes the same loss, and the table holds what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from bridle.bench import step as bench
+from bridle.bench.data import start_codes
+from bridle.bench.reference import PlainStep
+from bridle.cli import app
+from bridle.config import Config
+from bridle.errors import UsageError
+from bridle.models.build import build_nets
+from bridle.models.losses import CodeTargets, encoder_loss
+from bridle.nn.masking import draw_mask
+from bridle.train.phases import hidden_positions, targets
+
+Small = Callable[..., Config]
+
+
+def test_the_plain_step_has_the_same_loss_as_ours(small: Small) -> None:
+    config = small()
+    nets = build_nets(config, iteration=2, trained_tokenizer=True)
+    start_codes(nets, config)
+    x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    mask = draw_mask(
+        "random", grid=(8, 8), ratio=0.5, batch=4, generator=torch.Generator().manual_seed(1), device="cpu"
+    )
+    hidden = hidden_positions(mask)
+    found: CodeTargets = targets(nets, x, None)
+    logits = nets.heads(hidden.take(nets.decoder(nets.encoder(x, mask=mask).z, mask=mask)))
+    ours = encoder_loss(logits, found.at(hidden), hidden.counted).item()
+    plain = PlainStep(nets, config, generator=torch.Generator().manual_seed(1))
+    assert plain(x) == pytest.approx(ours, rel=1e-5)
+
+
+def test_a_table_has_ratios_parts_and_memory(small: Small) -> None:
+    said: list[str] = []
+    table = bench.run_recipe(small(), rows=2, repeats=1, tell=said.append)
+    (row,) = table.rows
+    assert set(row.parts) == set(bench.PARTS)
+    assert all(seconds >= 0 for seconds in row.parts.values())
+    assert row.ratio("live") == row.seconds("live") / row.seconds("plain")  # one turn
+    assert 0 < row.utilisation < 1.5
+    text = table.to_markdown()
+    assert "| digits-tiny | 2 |" in text
+    assert "reused / live" in text
+    assert said == ["digits-tiny, 2 rows, 1 turns"]
+
+
+def test_verdicts_follow_the_budgets() -> None:
+    turns = {"plain": [1.0, 2.0, 1.0], "live": [0.9, 1.8, 0.7], "reused": [0.61, 1.3, 0.6]}
+    row = bench.StepRow("x", 1, turns, dict.fromkeys(bench.PARTS, 1.0), 10, 100.0, None)
+    assert row.verdict("live") == "0.90 (met)"
+    assert row.verdict("reused") == "0.61 (missed)"
+    assert row.utilisation == pytest.approx(10 / 0.9 / 100)
+
+
+def test_reused_codes_skip_the_tokenizer(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small()
+    with bench.prepared(config, 2) as ready:
+        ready.reused()
+
+        def refuse(*args: object, **named: object) -> None:
+            raise AssertionError("the tokenizer was asked again")
+
+        monkeypatch.setattr("bridle.train.phases.targets", refuse)
+        ready.reused()
+        with pytest.raises(AssertionError, match="asked again"):
+            ready.live()
+
+
+def test_unknown_sizes_are_refused() -> None:
+    with pytest.raises(UsageError, match="tiny, small, base"):
+        CliRunner().invoke(app, ["bench", "step", "--size", "huge"], catch_exceptions=False)

@@ -1,0 +1,91 @@
+"""Patches as targets and weights of the stages: the losses, worked by hand, and which configs are refused."""
+
+from __future__ import annotations
+
+from math import log, sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from bridle.config import load_config
+from bridle.errors import ConfigError, UsageError
+from bridle.models.build import build_nets
+from bridle.models.decoder import PatchHead
+from bridle.models.losses import CodeTargets, Hidden, encoder_loss, patch_loss, patch_target
+
+
+def test_the_patch_loss_is_the_mean_over_numbers_then_tokens_then_samples() -> None:
+    target = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[2.0, 0.0], [9.0, 9.0]]])  # (B 2, H 2, F 2)
+    guess = torch.tensor([[[1.0, 3.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    counted = torch.tensor([[True, True], [True, False]])  # the last token is padding
+    # Sample 1: ((1 + 9)/2 + 0)/2 = 2.5; sample 2: (4 + 0)/2 = 2.
+    assert patch_loss(guess, target, counted).item() == pytest.approx((2.5 + 2.0) / 2)
+
+
+def test_a_standardised_patch_has_mean_nought_and_variance_one() -> None:
+    assert patch_target(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0], abs=1e-5)
+    patches = np.random.default_rng(0).normal(3.0, 5.0, (4, 7, 48)).astype(np.float32)
+    expected = (patches - patches.mean(-1, keepdims=True)) / np.sqrt(patches.var(-1, keepdims=True) + 1e-6)
+    np.testing.assert_allclose(patch_target(torch.from_numpy(patches)).numpy(), expected, atol=1e-5)
+
+
+def test_an_even_patch_stays_finite_and_is_not_blown_up() -> None:
+    assert patch_target(torch.full((3,), 0.7)).abs().max() < 1e-3
+    barely = patch_target(torch.tensor([0.0, 2e-5]))  # spread 1e-5 against √(1e-10 + 1e-6)
+    assert barely.tolist() == pytest.approx([-1e-5 / sqrt(1.0001e-6), 1e-5 / sqrt(1.0001e-6)], rel=1e-3)
+
+
+def test_plain_patches_are_left_alone() -> None:
+    patches = torch.tensor([[5.0, 6.0]])
+    assert torch.equal(patch_target(patches, kind="plain"), patches)
+
+
+def two_stages() -> tuple[list[torch.Tensor], CodeTargets, torch.Tensor]:
+    """Stage 1 is certain of nothing (ln 2), stage 2 gives its code 3/4 (ln 4/3)."""
+    logits = [torch.zeros(1, 1, 2), torch.tensor([[[log(3.0), 0.0]]])]
+    return logits, CodeTargets(torch.zeros(1, 1, 2, dtype=torch.int64)), torch.ones(1, 1, dtype=torch.bool)
+
+
+def test_stage_weights_are_shares() -> None:
+    first, second = log(2), log(4 / 3)
+    assert encoder_loss(*two_stages()).item() == pytest.approx((first + second) / 2)
+    assert encoder_loss(*two_stages(), stage_weights=(3.0, 1.0)).item() == pytest.approx((3 * first + second) / 4)
+    assert encoder_loss(*two_stages(), stage_weights=(0.0, 5.0)).item() == pytest.approx(second)
+
+
+def test_targets_of_hidden_positions_are_those_positions() -> None:
+    codes = torch.arange(10).reshape(1, 5, 2)
+    hidden = Hidden(torch.tensor([[4, 1]]), torch.ones(1, 2, dtype=torch.bool))
+    taken = CodeTargets(codes, codes[..., None], None).at(hidden)
+    assert taken.codes.tolist() == [[[8, 9], [2, 3]]]
+    assert taken.soft_codes is not None
+    assert taken.soft_codes.shape == (1, 2, 2, 1)
+    assert taken.soft_weights is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["loss.stage_weights=[1, 0.5]"], "4 weights"),
+        (["loss.stage_weights=[0, 0, 0, 0]"], "not all 0"),
+        (["loss.target=patches", "schedule.mode=joint"], "no tokenizer to train"),
+        (["schedule.tokenizer=keep", "schedule.mode=joint"], "interleaved"),
+        (["encoder_phase.masks=2", "schedule.mode=joint"], "cannot be reused"),
+        (["tokenizer_phase.masks=2"], "unknown key"),
+        (["loss.target=pixels"], "codes"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_config("digits-tiny", overrides)
+
+
+def test_networks_for_patches_have_one_linear_head_and_no_tokenizer() -> None:
+    config = load_config("digits-tiny", ["loss.target=patches"])
+    nets = build_nets(config)
+    assert isinstance(nets.heads, PatchHead)
+    assert nets.heads.linear.weight.shape == (16, 96)  # 4 x 4 pixels, the decoder's width
+    assert list(nets.modules()) == ["encoder", "decoder", "heads"]
+    with pytest.raises(UsageError, match=r"loss\.target=patches"):
+        _ = nets.tokenizer

@@ -1,0 +1,170 @@
+"""Checkpoints under attack: flipped bits, cut files, full disks, and rotation that must not take the last good one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from soak.disk import fill_disk
+
+from bridle import failpoints
+from bridle.errors import CheckpointError
+from bridle.train import checkpoint
+from bridle.train.checkpoint import load, load_latest, publish, require_space_for_run, write_json
+from bridle.train.log import MetricsFile, append_row, read_rows
+
+
+def tensors(value: float = 1.0, size: int = 5) -> dict[str, dict[str, torch.Tensor]]:
+    return {"model": {"w": torch.full((size,), float(value))}, "optimizer": {"m": torch.arange(float(size))}}
+
+
+def name(step: int) -> str:
+    return f"p0000-iter1-encoder-{step:08}"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("two")
+    for step in (1, 2):
+        publish(root, name(step), tensors(step), {"progress": {"step": step}}, keep=2)
+    return root
+
+
+def used_step(root: Path) -> int:
+    loaded, messages = load_latest(root)
+    assert loaded is not None
+    step: int = loaded.state["progress"]["step"]
+    if step == 1:
+        assert len(messages) == 1
+        assert name(2) in messages[0]
+        assert "Using the previous checkpoint" in messages[0]
+    return step
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_every_flipped_bit_and_every_truncation_is_found(two: Path, tmp_path: Path, file: str) -> None:
+    shutil.copytree(two, tmp_path / "c")
+    path = tmp_path / "c" / name(2) / file
+    content, chance = path.read_bytes(), random.Random(0)
+    for position in range(len(content)):
+        damaged = bytearray(content)
+        damaged[position] ^= 1 << chance.randrange(8)
+        path.write_bytes(damaged)
+        if used_step(tmp_path / "c") == 2:  # white space of JSON, which says the same with a tab
+            assert file == "manifest.json"
+            assert json.loads(damaged) == json.loads(content)
+        path.write_bytes(content[:position])
+        assert used_step(tmp_path / "c") == 1
+
+
+def test_a_damaged_or_missing_latest_changes_nothing(two: Path, tmp_path: Path) -> None:
+    shutil.copytree(two, tmp_path / "c")
+    for content in (b"", b"{", json.dumps({"checkpoint": "../../etc"}).encode(), os.urandom(20)):
+        (tmp_path / "c" / "latest").write_bytes(content)
+        assert used_step(tmp_path / "c") == 2
+    (tmp_path / "c" / "latest").unlink()
+    assert used_step(tmp_path / "c") == 2
+
+
+def test_if_none_is_whole_that_is_said(two: Path, tmp_path: Path) -> None:
+    shutil.copytree(two, tmp_path / "c")
+    for step in (1, 2):
+        (tmp_path / "c" / name(step) / "model.safetensors").write_bytes(b"")
+    loaded, messages = load_latest(tmp_path / "c")
+    assert loaded is None
+    assert "starting anew" in messages[-1]
+
+
+def test_a_damaged_checkpoint_does_not_count_as_one_of_those_kept(tmp_path: Path) -> None:
+    for step in (1, 2):
+        publish(tmp_path, name(step), tensors(step), {"progress": {"step": step}}, keep=2)
+    (tmp_path / name(2) / "model.safetensors").write_bytes(b"short")
+    publish(tmp_path, name(3), tensors(3), {"progress": {"step": 3}}, keep=2)
+    (tmp_path / name(3) / "state.json").unlink()
+    loaded, _ = load_latest(tmp_path)
+    assert loaded is not None
+    assert loaded.state["progress"]["step"] == 1
+
+
+def test_a_checkpoint_that_cannot_be_read_back_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(tmp_path, name(1), tensors(1), {"progress": {"step": 1}}, keep=1)
+    original = checkpoint.replace_folder
+
+    def bad_disk(temporary: Path, final: Path) -> None:
+        original(temporary, final)
+        (final / "model.safetensors").write_bytes(b"rot")
+
+    monkeypatch.setattr(checkpoint, "replace_folder", bad_disk)
+    with pytest.raises(CheckpointError, match="do not trust this disk"):
+        publish(tmp_path, name(2), tensors(2), {"progress": {"step": 2}}, keep=1)
+    assert used_step(tmp_path) == 1
+
+
+def test_rotation_leaves_folders_alone_that_are_not_its_own(tmp_path: Path) -> None:
+    other = tmp_path / "other-run"
+    publish(other, name(1), tensors(1), {"progress": {"step": 1}}, keep=1)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    (root / "my backup").mkdir()
+    (root / "zzz-00000001").mkdir()
+    (root / name(0)).symlink_to(other / name(1))
+    for step in (1, 2, 3):
+        publish(root, name(step), tensors(step), {"progress": {"step": step}}, keep=1)
+    assert {path.name for path in root.iterdir()} == {"latest", "my backup", "zzz-00000001", name(0), name(3)}
+    assert load(other / name(1)).state["progress"]["step"] == 1
+
+
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.50, 0.99])
+def test_a_disk_that_fills_up_in_the_middle_costs_only_this_checkpoint(share: float) -> None:
+    assert fill_disk(share) == (1, 1, [])
+
+
+def test_too_little_space_is_told_before_a_run_and_before_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, name(1), tensors(), {"progress": {"step": 1}}, keep=1)
+    there = sum(file.stat().st_size for file in (tmp_path / name(1)).iterdir())
+    needed = 3 * 3 * 1000 + 2 * 1000 + 1_000_000 - there  # (keep + 1) with averages, two ends, spare, what is there
+    free = shutil.disk_usage(tmp_path)._replace(free=needed - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(CheckpointError, match=rf"this run's checkpoints: needed {needed:,} bytes, free {needed - 1:,}"):
+        require_space_for_run(tmp_path, model=1000, ends=2, keep=2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=1_000_039))
+    with pytest.raises(CheckpointError, match=r"a checkpoint: needed 1,000,040 bytes, free 1,000,039 bytes"):
+        publish(tmp_path, name(2), tensors(), {"progress": {"step": 2}}, keep=1)
+
+
+@pytest.mark.parametrize("writer", ["metrics", "results", "quarantine"])
+def test_a_full_disk_under_the_other_files_is_one_clear_error(tmp_path: Path, writer: str) -> None:
+    path = tmp_path / f"{writer}.json"
+    place = {"metrics": "metrics.append", "results": "results.write", "quarantine": "quarantine.append"}[writer]
+    failpoints.arm(f"{place}=enospc")
+    try:
+        with pytest.raises(
+            CheckpointError, match=r"cannot be written \(No space left on device\); free on that disk: [\d,]+ bytes"
+        ) as e:
+            if writer == "results":
+                write_json(path, {"a": 1})
+            elif writer == "metrics":
+                MetricsFile(path).append({"a": 1})
+            else:
+                append_row(path, {"a": 1}, place=place)
+    finally:
+        failpoints.arm("")
+    assert e.value.exit_code == 74
+    assert str(path) in str(e.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_cut_short_is_replaced_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    path.write_text('{"index": 1}\n{"index": 2, "pa')
+    assert read_rows(path) == [{"index": 1}]
+    append_row(path, {"index": 2}, place="quarantine.append")
+    append_row(path, {"index": 3}, place="quarantine.append")
+    assert read_rows(path) == [{"index": 1}, {"index": 2}, {"index": 3}]

@@ -1,0 +1,114 @@
+"""What several processes share of a phase, looked at in one."""
+
+from __future__ import annotations
+
+import functools
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from bridle import api, distributed
+from bridle.data.loader import BadSample
+from bridle.errors import DataError, RankError, UsageError
+from bridle.train.ranks import Replicas, agree, blocks, digest, require_equal
+from bridle.train.runtime import StopRequest
+
+TINY = ["probe.enabled=false", "schedule.iterations=1", "max_steps=2", "runtime.log_every=1", "encoder_phase.batch=16"]
+
+
+def test_alone_a_step_agrees_with_itself() -> None:
+    stop, total = StopRequest(), {"loss": torch.tensor(0.1)}
+    bad = [BadSample(3, "c.png", "damaged")]
+    assert agree(total, bad, stop) == ({"loss": total["loss"]}, bad, False)
+    stop.received = signal.SIGTERM
+    assert agree(total, [], stop).stop
+
+
+def test_alone_the_step_is_the_phase_own_and_losses_keep_their_size() -> None:
+    replicas = Replicas({"net": nn.Linear(2, 2)}, lambda x: x + 1, shard=True, compiled=False, some_steps_only=False)
+    assert replicas.wrapped is None
+    assert replicas.sharded == []
+    assert replicas.scale == 1
+    with replicas.accumulating(last=False):
+        assert replicas(41) == 42
+
+
+def test_one_bit_changes_a_digest() -> None:
+    x = torch.zeros(3, 4)
+    y = x.clone()
+    y[2, 3] = -0.0
+    assert digest(x) == digest(x.clone().t().contiguous().t())
+    assert digest(x) != digest(y)
+    assert 0 <= digest(x.bool()) < 2**63
+
+
+class Pretended:
+    """A second rank that holds the numbers given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, other: dict[str, torch.Tensor]) -> None:
+        theirs = torch.tensor([[digest(value) for value in other.values()]])
+        monkeypatch.setattr(distributed, "is_active", lambda: True)
+        monkeypatch.setattr(distributed, "gather_rows", lambda x, **_: torch.cat([x, theirs]))
+
+
+def test_a_difference_is_named_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"encoder.weight": torch.ones(2), "quantizer.code": torch.arange(4.0), "quantizer.usage": torch.ones(4)}
+    Pretended(monkeypatch, state)
+    require_equal(state, where="step 100")
+    Pretended(monkeypatch, {**state, "quantizer.code": torch.arange(4.0) + 1})
+    with pytest.raises(RankError, match=r"step 100: 'quantizer.code' on rank 1 .* \(1 of 3 tensors differ\)"):
+        require_equal(state, where="step 100")
+
+
+def test_alone_nothing_is_waited_for() -> None:
+    x = torch.arange(6).reshape(3, 2)
+    assert distributed.gather_rows(x) is x
+    assert distributed.gather_json({"a": 1}) == [{"a": 1}]
+    assert distributed.done_once(lambda: "done") == "done"
+    rows = distributed.rows_on_first_rank([x, x])
+    assert rows is not None
+    assert rows.shape == (6, 2)
+    assert distributed.rows_on_first_rank([]) is None
+    with pytest.raises(DataError, match="no"):
+        distributed.done_together(lambda: (_ for _ in ()).throw(DataError("no")))
+    with distributed.process_group():
+        assert (distributed.rank(), distributed.world_size()) == (0, 1)
+    assert distributed.speaks_first()
+
+
+def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UsageError, match="RANK is not"), distributed.process_group():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("[x/gloo/transport/tcp/pair.cc:534] Connection closed by peer", True), ("mat1 and mat2 differ", False)],
+)
+def test_a_lost_rank_is_told_from_a_mistake(text: str, wanted: bool) -> None:
+    assert distributed.lost_contact(RuntimeError(text)) is wanted
+
+
+def test_compiled_blocks_train_as_others_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The eager back end: what is traced is run as it is, and no C++ compiler is needed.
+    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
+    losses = []
+    for name in ("false", "true"):
+        api.pretrain("digits-tiny", out=tmp_path / name, overrides=[*TINY, f"runtime.compile={name}"])
+        losses.append([line.split('"loss": ')[1].split(",")[0] for line in (tmp_path / name / "metrics.jsonl").open()])
+    assert losses[0] == losses[1]
+
+
+def test_blocks_are_found_in_every_trunk() -> None:
+    from bridle.config import load_config
+    from bridle.models.build import build_nets
+
+    config = load_config("digits-tiny")
+    nets = build_nets(config, trained_tokenizer=True)
+    depth = 2 * config.encoder.depth + config.decoder.depth + config.estimator.depth
+    assert len(blocks(nets.modules().values())) == depth
