@@ -10,9 +10,9 @@ being the benchmark:
       "4 sets": [quantizer=rq]
       "1 set": [quantizer=rq, quantizer.codebooks=1]
 
-Rows that differ only in `finetune.` share their pretraining. Every score is paired with the benchmark's of the same
-seed (and fold), with Student's interval of the differences; under a single seed rows are compared by the test items
-that only one of them answered rightly (`bridle.evaluate.paired`). "*" marks what can hardly be chance.
+Rows that differ only in `finetune.` share their pretraining. Every score (with folds their mean) is paired with the
+benchmark's of the same seed, with Student's interval of the differences; under a single seed rows are compared by the
+test items that only one of them answered rightly (`bridle.evaluate.paired`). "*" marks what can hardly be chance.
 """
 
 from __future__ import annotations
@@ -92,13 +92,17 @@ def read_grid(name: str) -> Grid:
     rows = {".".join(path[1:]): entry for path, entry in found.items() if path[0] == "rows"}
     for row, entry in rows.items():
         if not isinstance(entry.value, list) or not all(isinstance(change, str) for change in entry.value):
-            raise ConfigError(f"{entry.where}: row {quoted(row)} should be a list of key=value, such as [seed=1].")
+            raise ConfigError(
+                f"{entry.where}: row {quoted(row)} should be a list of key=value, such as [mask.ratio=0.7]."
+            )
     if len(rows) < 2:
         raise ConfigError(f"{name}: a table needs at least two rows, the benchmark and another; got {len(rows)}.")
     value = {path[0]: entry.value for path, entry in found.items() if len(path) == 1}
-    measures = tuple(value.get("measures") or ["probe"])
-    if wrong := [measure for measure in measures if measure not in MEASURES]:
+    given = value.get("measures") or ["probe"]
+    asked = given if isinstance(given, list) else [given]
+    if wrong := [measure for measure in asked if measure not in MEASURES]:
         raise ConfigError(f"{name}: measures holds {quoted(wrong[0])}; expected {' and '.join(MEASURES)}.")
+    measures = tuple(dict.fromkeys(asked))
     iterations = value.get("iterations", 2)
     if not isinstance(iterations, int) or iterations < 1:
         raise ConfigError(f"{name}: iterations is {quoted(iterations)}; expected a whole number from 1 on.")
@@ -140,6 +144,8 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
     """Every row under every seed, checked before anything is run."""
     for row, changes in grid.rows.items():
         for seed in seeds:
+            if any(change.startswith("seed=") for change in [*overrides, *changes]):
+                raise ConfigError(f"row {quoted(row)}: seed=… is set by the table; give --seeds instead.")
             own = any(change.startswith(ITERATIONS) for change in changes)
             length = [] if own else [f"{ITERATIONS}{grid.iterations}"]
             everything = [*overrides, *changes, f"seed={seed}", *length]
@@ -187,10 +193,11 @@ def change_of(own: Mapping[int, Score], base: Mapping[int, Score]) -> tuple[Chan
         for seed in own
         if (change := compare_hits(own[seed].hits, base[seed].hits, generator=generator(seed, "ablation"))) is not None
     }
-    if len(own) == 1 and within:  # one seed has no spread; its items have
-        return next(iter(within.values())), within
-    pairs = [(value, other) for seed in own for value, other in zip(own[seed].values, base[seed].values, strict=True)]
-    return compare([value for value, _ in pairs], [other for _, other in pairs]), within
+    if len(own) == 1:  # one seed has no spread; its items have, or its folds
+        (seed,) = own
+        return within.get(seed) or compare(own[seed].values, base[seed].values), within
+    # Folds of a seed share the trained encoders: counted one by one they would pass for that many seeds.
+    return compare([mean(own[seed].values) for seed in own], [mean(base[seed].values) for seed in own]), within
 
 
 def write_tables(
@@ -211,7 +218,7 @@ def write_tables(
     paired = (
         "test item (bootstrap), * where McNemar's test gives p < 0.05"
         if over_items
-        else "seed and fold (Student's), * where it excludes 0"
+        else f"{'seed' if len(seeds) > 1 else 'fold'} (Student's), * where it excludes 0"
     )
     told = f"`{command}`; {minutes:.1f} minutes since it was last started. Mean ± spread over seeds; changes are "
     told += f"± half their 95 % interval, paired by {paired}. Nothing was chosen on test data."

@@ -25,7 +25,7 @@ from bridle.export.model import Model, load
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.foreign import load_vit
 from bridle.train.checkpoint import load as load_checkpoint
-from bridle.train.interleave import Turn, finished_phases, has_trained_tokenizer, interleave
+from bridle.train.interleave import Turn, finished_phases, has_trained_tokenizer, interleave, require_shares
 from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
 from bridle.train.run import (
     Results,
@@ -91,6 +91,7 @@ def _pretrain(
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
         require_same(read_config(folder / "config.yaml"), config, folder)
         return Finished(folder, Results(folder / "results.json", results_header(config)).value)
+    require_shares(config)
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
         raise UsageError("the data set is empty.")
@@ -148,8 +149,9 @@ def _load(
         return load_config(str(recipe), changes)
     shape = _item_shape(dataset)
     follow = ["data.source=dataset", f"geometry.channels={shape[0]}", f"geometry.input={list(shape[1:])}"]
-    # What a recipe says of its own data's mean does not hold for this one.
-    return load_config(str(recipe), [*follow, "data.mean=null", "data.std=null", *changes])
+    # What a recipe says of its own data's mean does not hold for this one; and a Dataset may hold locks, open files or
+    # GPU memory that a forked worker must not share, so workers are for the caller to ask for.
+    return load_config(str(recipe), [*follow, "data.mean=null", "data.std=null", "data.workers=0", *changes])
 
 
 def _as_overrides(values: Mapping[str, Any]) -> list[str]:

@@ -31,11 +31,12 @@ ROLL_CALL_SECONDS = 5.0  # how long a rank that lost the others waits to hear wh
 
 Value = TypeVar("Value")
 _groups: dict[str, dist.ProcessGroup] = {}  # "patient", while there is one
+_working_alone: list[bool] = []  # not empty while this rank does what is done once
 
 
 def is_active() -> bool:
-    """Is there a process group with more than one rank?"""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    """Is there a process group with more than one rank, and are the others here?"""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not _working_alone
 
 
 def rank() -> int:
@@ -61,8 +62,9 @@ def process_group(*, device: str = "auto", timeout_minutes: float = 30.0) -> Ite
         return
     if "RANK" not in os.environ:
         raise UsageError("WORLD_SIZE is set but RANK is not; start several processes with torchrun or `bridle launch`.")
-    join(cuda=_take_gpu(device), timeout=timedelta(minutes=timeout_minutes))
+    cuda = _take_gpu(device)
     try:
+        join(cuda=cuda, timeout=timedelta(minutes=timeout_minutes))
         yield
     except RuntimeError as error:
         if not lost_contact(error):
@@ -177,18 +179,31 @@ def gather_json(value: Any, *, patient: bool = False) -> list[Any]:
 
 
 def done_once(work: Callable[[], Value]) -> Value:
-    """What rank 0's `work()` returns (plain JSON values), or raises if it is one of ours, on every rank."""
+    """What rank 0's `work()` returns (plain JSON values), or raises if it is one of ours, on every rank.
+
+    For the length of `work()` rank 0 is alone: whatever it asked of the others there would be taken for an answer here.
+    """
     if not is_active():
         return work()
     found: list[Value] = []
 
     def on_first() -> None:
         if rank() == 0:
-            found.append(work())
+            with _alone():
+                found.append(work())
 
     done_together(on_first)
     first: Value = gather_json(found, patient=True)[0][0]
     return found[0] if found else first
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    _working_alone.append(True)
+    try:
+        yield
+    finally:
+        _working_alone.pop()
 
 
 def done_together(work: Callable[[], Value]) -> Value:

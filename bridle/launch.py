@@ -64,7 +64,8 @@ def make_place(*, devices: int | None, nodes: int, node_rank: int, rendezvous: s
     """Check that the numbers fit together."""
     if nodes > 1 and rendezvous is None:
         raise UsageError("--nodes needs --rendezvous HOST:PORT, the same on every machine: a name of machine 0.")
-    if rendezvous is not None and not re.fullmatch(r"[^:\s]+:\d{1,5}", rendezvous):
+    address = re.fullmatch(r"[^:\s]+:(\d{1,5})", rendezvous or "node0:29500")
+    if address is None or not 0 < int(address[1]) < 2**16:
         raise UsageError(f"--rendezvous {quoted(rendezvous)}: expected HOST:PORT, such as node0:29500.")
     if not 0 <= node_rank < nodes:
         raise UsageError(f"--node-rank {node_rank}: with --nodes {nodes} it goes from 0 to {nodes - 1}.")
@@ -89,9 +90,11 @@ def torchrun_line(place: Place, command: Sequence[str]) -> str:
 
 def run_here(place: Place, command: Sequence[str]) -> None:
     """Start the processes of this machine and wait for them; the exit code of the first that failed is raised."""
+    from torch.distributed import DistError
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it tells is told below, shorter
@@ -103,6 +106,8 @@ def run_here(place: Place, command: Sequence[str]) -> None:
         raise failure_of(rank, failure.exitcode) from failed
     except SignalException as stopped:
         raise LaunchError("stopped; run the same command again to continue.", exit_code=128 + stopped.sigval) from None
+    except (DistError, RendezvousError) as error:
+        raise no_meeting(place, error) from error
 
 
 def failure_of(rank: int, code: int) -> LaunchError:
@@ -111,6 +116,15 @@ def failure_of(rank: int, code: int) -> LaunchError:
         name = signal.Signals(-code).name
         return LaunchError(f"rank {rank} was ended first, by {name}; the others were stopped.", exit_code=128 - code)
     return LaunchError(f"rank {rank} ended first, with exit code {code}; why is said above.", exit_code=code)
+
+
+def no_meeting(place: Place, error: Exception) -> UsageError:
+    """The agents did not find each other; torch has no better word for it than which socket failed how."""
+    where = "on this machine" if place.rendezvous is None else f"at {place.rendezvous} (--rendezvous)"
+    return UsageError(
+        f"the processes cannot meet {where}: {quoted(str(error).splitlines()[0], 200)}. Machine 0 must be up, its port "
+        "free there and reachable from the others; try another port, look at the firewall."
+    )
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
@@ -123,6 +137,8 @@ def slurm_settings(text: str, place: Place, *, gpus: bool) -> dict[str, Any]:
         key, equals, value = pair.strip().partition("=")
         if not equals or not value or key not in SLURM_KEYS:
             raise UsageError(f"--slurm {quoted(pair)}: expected KEY=VALUE with KEY one of {', '.join(SLURM_KEYS)}.")
+        if key == "cpus" and not re.fullmatch(r"[1-9]\d*", value):
+            raise UsageError(f"--slurm cpus={quoted(value)}: expected a number of cores.")
         settings[SLURM_KEYS[key]] = minutes(value) if key == "time" else int(value) if key == "cpus" else value
     settings |= {"nodes": place.nodes, "ntasks_per_node": 1, "signal_delay_s": SIGNAL_SECONDS}
     return settings | ({"gpus_per_node": place.devices} if gpus else {})

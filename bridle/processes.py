@@ -7,6 +7,7 @@ save and leave when the command that started them does, or is killed.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -71,10 +72,16 @@ def finish(name: str, started: Started) -> None:
     """Take note of how a command ended."""
     started.reader.join()
     code = started.process.returncode
-    if code in (130, 143):
-        raise Interrupted("stopped; run the same command again to continue.", exit_code=code)
+    if code in (130, 143, -signal.SIGINT, -signal.SIGTERM):  # negative: before it could listen
+        raise Interrupted(
+            "stopped; run the same command again to continue.", exit_code=code if code > 0 else 128 - code
+        )
     if code:
-        error = BridleError(f"{name}: {started.said[-1] if started.said else f'exit code {code}'}")
+        reason = started.said[-1] if started.said else f"exit code {code}"
+        if code < 0:  # its last words are about something else
+            reason = f"killed by {signal.Signals(-code).name}"
+            reason += ", most often for want of memory; try a smaller batch." if code == -signal.SIGKILL else "."
+        error = BridleError(f"{name}: {reason}")
         error.exit_code = code if code > 0 else 1
         raise error
 

@@ -243,7 +243,8 @@ def trained(
     )
     config = config.model_copy(update={"encoder_phase": settings, "max_steps": None})
     nets = build_nets(config)
-    start_codes(nets, config)
+    if nets.own_tokenizer is not None:  # patches are predicted without
+        start_codes(nets, config)
     for module in nets.modules().values():
         module.to(machine.device)
     with tempfile.TemporaryDirectory() as folder:

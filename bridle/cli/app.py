@@ -28,7 +28,10 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. encoder.depth=6.")
 ]
 RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run directory (what --out named) or an exported folder.")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="A run directory (what --out named), an exported folder, digits-tiny, or owner/name."
+    ),
 ]
 
 
@@ -49,6 +52,18 @@ def make_precision_safe(precision: str) -> None:
     except ConfigError as error:
         # Not the last word: with a GPU the CPU does not matter, and without one the run refuses for itself.
         typer.echo(f"note: {error}", err=True)
+
+
+def here(run: Path) -> Path:
+    """The folder of a run that results go to; a model that has only a name is copied to models/NAME first."""
+    if run.exists():
+        return run
+    from bridle.export.hub import folder_to_work_in
+
+    folder = folder_to_work_in(run)
+    if is_first_process():
+        typer.echo(f"{run} is a model by name: its results go to {folder}", err=True)
+    return folder
 
 
 def show_results(run: Path, results: str = "results.json") -> None:
@@ -114,8 +129,10 @@ def say_last(text: str) -> None:
 def main() -> None:
     """Entry point: errors a user can mend are one line and an exit code, with --debug also a traceback."""
     debug = "--debug" in sys.argv
-    if not is_first_process() and SHARED_COMMANDS.isdisjoint(sys.argv[1:]):
-        return  # the other commands are one process's work, however many torchrun started
+    if SHARED_COMMANDS.isdisjoint(sys.argv[1:]):
+        if not is_first_process():
+            return  # the other commands are one process's work, however many torchrun started
+        os.environ.pop("WORLD_SIZE", None)  # which must not wait for the others, nor may what it starts
     try:
         app(standalone_mode=True)
     except BridleError as error:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, show_results
+from bridle.cli.app import Overrides, RunFolder, app, console, here, show_results
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features in RUN/cache, and use none kept there.")]
 
@@ -30,6 +30,7 @@ def probe(
     """
     from bridle.evaluate.command import probe_run
 
+    run = here(run)
     given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
     changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
     changes += ["probe.cache_mb=0"] if no_cache else []
@@ -46,6 +47,7 @@ def knn(run: RunFolder, overrides: Overrides = None, no_cache: NoCache = False) 
     """
     from bridle.evaluate.command import knn_run
 
+    run = here(run)
     changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
     show_results(run, knn_run(run, changes).name)
 
@@ -66,6 +68,7 @@ def codebooks(
     from bridle.evaluate.examine import examine_run
     from bridle.report.health import codebook_table, verdict_lines, write_codebook_figures
 
+    run = here(run)
     path = examine_run(run, overrides or [], iteration=iteration, items=items)
     evaluations, screen = json.loads(path.read_text(encoding="utf-8"))["evaluations"], console()
     for entry in evaluations:
@@ -90,6 +93,7 @@ def report(
     """
     from bridle.report.page import read_run, write_report
 
+    runs = [here(run) for run in runs]
     found = [read_run(run) for run in runs]
     if samples:
         from bridle.report.tokens import gallery_of

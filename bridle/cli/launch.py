@@ -28,7 +28,11 @@ def launch(
     """
     from bridle import launch as launching
 
+    if command[0] == "launch":
+        raise UsageError("launch cannot launch itself; give the command to run, such as pretrain.")
     if slurm is not None:
+        if rendezvous is not None or node_rank:
+            raise UsageError("--slurm finds --rendezvous and --node-rank by itself; leave them out.")
         place = launching.Place(devices or launching.default_devices(), nodes)
         settings = launching.slurm_settings(slurm, place, gpus="runtime.device=cpu" not in command)
         task = launching.SlurmTask(devices=place.devices, nodes=nodes, command=command)
@@ -39,8 +43,6 @@ def launch(
         typer.echo(f"job {number} is queued; it saves and is queued again when Slurm takes its nodes back.")
         typer.echo(f"Next:  tail -f {logs}/{number}_0_log.err   ·   scancel {number}")
         return
-    if command[0] == "launch":
-        raise UsageError("launch cannot launch itself; give the command to run, such as pretrain.")
     place = launching.make_place(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
     if dry_run:
         typer.echo(launching.torchrun_line(place, command))

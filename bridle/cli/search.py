@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bridle.cli.app import RunFolder, app, console
+from bridle.cli.use import Workers
 from bridle.errors import UsageError
 
 
@@ -22,6 +23,7 @@ def index(
     pool: Annotated[str, typer.Option(help="mean, axis or class; as the run was judged without it.")] = "",
     axis: Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")] = 16,
+    workers: Workers = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
@@ -37,7 +39,7 @@ def index(
     pooling = as_pooling(pool) if pool else None
     if pool and pooling is None:
         raise UsageError("--pool none: an index keeps one vector for a file; choose mean, axis or class.")
-    options = Options(batch=batch, overwrite=overwrite, strict=strict)
+    options = Options(batch=batch, overwrite=overwrite, strict=strict, workers=workers)
     model = load(run, device=device)
     found = update_index(model, run, corpus, out, pool=pooling, axis=axis, options=options)
     for path in found.failed:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, is_first_process, make_precision_safe, show_results
+from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, make_precision_safe, show_results
 from bridle.errors import UsageError
 
 
@@ -108,6 +108,7 @@ def finetune(
     """
     from bridle.config import read_config
 
+    run = here(run)
     if (run / "config.yaml").is_file():
         make_precision_safe(read_config(run / "config.yaml", overrides or []).runtime.precision)
     from bridle.evaluate.finetune import finetune_run, read_json

@@ -17,7 +17,7 @@ InputNames = Annotated[
     ),
 ]
 ResultFile = Annotated[
-    Path, typer.Option("--out", help="The result: .npz, .safetensors or .parquet; any other name is a folder of parts.")
+    Path, typer.Option("--out", help="The result: .npz, .safetensors, .parquet; without an ending a folder of parts.")
 ]
 WindowBatch = Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")]
 Workers = Annotated[

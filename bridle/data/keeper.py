@@ -10,6 +10,7 @@ A request and an answer are JSON and arrays. Nothing is unpickled: the process m
 
 from __future__ import annotations
 
+import builtins
 import json
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -168,7 +169,8 @@ def serve(owner: object, shared: mmap.mmap, line: Connection) -> None:
             sample = (x, label if isinstance(label, Tensor) else None, valid)
             facts["label"] = None if isinstance(label, Tensor) else label
         except Exception as error:  # whose it is, the caller decides
-            facts = {"error": type(error).__name__, "text": str(error)}
+            text = (error.strerror if isinstance(error, OSError) else None) or str(error)  # as a worker's would be told
+            facts = {"error": type(error).__name__, "text": text}
         send(line, facts, [*sample, *(one.get_state() for one in generators)], shared)
 
 
@@ -185,7 +187,8 @@ def told(facts: dict[str, Any]) -> Exception:
         return kind(facts["text"])
     if facts["error"] == "MemoryError":
         return MemoryError(facts["text"])
-    if facts["error"] in ("OSError", "FileNotFoundError", "PermissionError", "IsADirectoryError"):
+    kind = getattr(builtins, facts["error"], None)
+    if isinstance(kind, type) and issubclass(kind, OSError):  # a disk has many: no such file, timed out, stale, …
         return OSError(facts["text"])
     return RuntimeError(f"{facts['error']}: {quoted(facts['text'])}")
 

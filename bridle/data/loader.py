@@ -157,11 +157,7 @@ class Loader:
         order: SampleOrder | None = None,  # None: every sample once an epoch
         repeats: int = 1,  # steps for which a batch stays
     ) -> None:
-        if batch < 1 or batch % world_size:
-            raise UsageError(
-                f"a global batch of {batch} cannot be shared evenly by {world_size} processes; "
-                f"choose a batch that is a multiple of {world_size}."
-            )
+        require_even_shares(batch, world_size)
         if micro_batch is not None and micro_batch < 1:
             raise UsageError(f"micro_batch is {micro_batch}; expected at least 1.")
         self.source, self.batch, self.workers, self.augment = source, batch, workers, augment
@@ -313,6 +309,15 @@ def made(maker: Maker, draws: Iterable[Draw], *, workers: int, pin_memory: bool)
         if isinstance(result, BridleError):
             raise result
         yield result
+
+
+def require_even_shares(batch: int, world_size: int, *, key: str = "the batch") -> None:
+    """UsageError unless every rank gets the same number of rows; `key` is the setting that says how many there are."""
+    if batch < 1 or batch % world_size:
+        raise UsageError(
+            f"a global batch of {batch} cannot be shared evenly by {world_size} processes; "
+            f"choose a multiple of {world_size} for {key}."
+        )
 
 
 def cuts(start: int, stop: int, size: int) -> list[slice]:

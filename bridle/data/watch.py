@@ -23,6 +23,7 @@ from pathlib import Path
 from bridle.errors import DataError, quoted
 
 PATIENCE = 120.0  # seconds for one file, or for a block of a long one
+GRACE = 2.0  # seconds more: whoever stops a run (Ctrl-Z, a scheduler) stops its loading processes, not the clock
 MEMORY = 4 * 2**30  # bytes one file may take beyond what its process holds already
 TRIES = 2  # deaths with the same file in hand that condemn it
 NOTHING = 0
@@ -36,6 +37,7 @@ class Slot:
 
     def __init__(self) -> None:
         self.cells = memoryview(mmap.mmap(-1, 16)).cast("q")  # key, nanoseconds of the monotonic clock; 0 is none
+        self.seen_late = NOTHING, NOTHING  # a deadline that has passed, and when the watcher first saw that
 
     def note(self, key: int, deadline: int) -> None:
         self.cells[0], self.cells[1] = key, deadline
@@ -50,8 +52,12 @@ class Slot:
 
     @property
     def late(self) -> bool:
-        deadline = self.deadline
-        return deadline != NOTHING and time.monotonic_ns() > deadline
+        now, deadline = time.monotonic_ns(), self.deadline
+        if deadline == NOTHING or now <= deadline:
+            return False
+        if self.seen_late[0] != deadline:
+            self.seen_late = deadline, now
+        return now - self.seen_late[1] > GRACE * 1e9
 
 
 at_hand: Slot | None = None  # of this process, if it is one that is watched

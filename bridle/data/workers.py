@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.multiprocessing  # teaches connections to send tensors through shared memory
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data import watch
@@ -67,7 +68,7 @@ class Worker(Generic[Item, Result]):
         """An answer that is there; EOFError or OSError if the worker died before all of it came."""
         number, result = self.process.connection.recv()
         self.waiting.remove(next(entry for entry in self.waiting if entry[0] == number))
-        return number, result
+        return number, shared_again(result)
 
     def replace(self) -> bool:
         """Bury the process and give its items to a new one; False if no file explains the death."""
@@ -88,7 +89,12 @@ class Worker(Generic[Item, Result]):
                 result: Any = self.function(item)
             except Exception as error:  # it belongs to whoever asked
                 result = Raised.of(error)
-            connection.send((number, result))
+            try:
+                connection.send((number, result))
+            except RuntimeError as error:
+                if "shared memory" not in str(error):
+                    raise
+                connection.send((number, unshared(result)))  # containers often have little room in /dev/shm
 
 
 class Raised(NamedTuple):
@@ -164,12 +170,34 @@ class Crew(Generic[Item, Result]):
             )
 
 
+class Content(NamedTuple):
+    """A tensor on its way through the line itself."""
+
+    array: NDArray[Any]
+
+
+def unshared(value: Any) -> Any:
+    """A result that needs no shared memory; slower."""
+    return with_tensors(value, Tensor, lambda tensor: Content(tensor.detach().numpy()))
+
+
+def shared_again(value: Any) -> Any:
+    """The result as it was before `unshared`."""
+    return with_tensors(value, Content, lambda content: torch.from_numpy(content.array))
+
+
 def pinned(value: Any) -> Any:
     """A result with its tensors in memory that a GPU can copy from."""
-    if isinstance(value, Tensor):
-        return value.pin_memory()
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(pinned, value))
+    return with_tensors(value, Tensor, lambda tensor: tensor.pin_memory())
+
+
+def with_tensors(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """A result with everything of one kind in it changed; tuples and lists are looked into."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, (tuple, list)):
+        parts = [with_tensors(part, kind, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
 

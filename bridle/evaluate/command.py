@@ -105,7 +105,8 @@ def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
     if not stored.is_file():
         raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
     trained, config = read_config(stored), with_absolute_paths(read_config(stored, overrides))
-    for line in differences(trained, config):
+    # An exported folder keeps only the name of the file its encoder began with.
+    for line in differences(with_absolute_paths(trained), config):
         if not line.startswith(MAY_CHANGE):
             raise ConfigError(f"{line}: a probe cannot change this; it may change {', '.join(MAY_CHANGE)}.")
     return trained, config

@@ -25,6 +25,7 @@ from bridle import distributed, failpoints
 from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.balance import balancing_weights, label_set
 from bridle.data.build import open_data
+from bridle.data.loader import require_even_shares
 from bridle.data.mixing import mixed
 from bridle.data.part import part_of
 from bridle.data.sources import Labels, Source, Splits
@@ -36,8 +37,8 @@ from bridle.evaluate.transfer import Part, summarise
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
 from bridle.seeding import generator, mix
+from bridle.train.checkpoint import is_exported, write_json
 from bridle.train.checkpoint import load as load_checkpoint
-from bridle.train.checkpoint import write_json
 from bridle.train.finetune import Loss, Tuned, finetune
 from bridle.train.interleave import finished_phases, restore_nets
 from bridle.train.log import Callback, ProgressLine, read_rows, tensorboard_if_installed
@@ -93,24 +94,18 @@ def finetune_run(
     if not stored.is_file():
         raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
     config = with_absolute_paths(read_config(stored, overrides))
-    _require_finetune_keys(read_config(stored), config)
+    _require_finetune_keys(with_absolute_paths(read_config(stored)), config)
     start = find_start(folder, config, iteration)
     place = folder / "finetune" / f"{start.name}-{protocol_digits(config)}"
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
-        if not distributed.done_once(lambda: is_finished(place)):
+        if not distributed.done_once((place / "result.json").is_file):
+            require_even_shares(config.finetune.batch, distributed.world_size(), key="finetune.batch")
+            distributed.done_once(partial(place.mkdir, parents=True, exist_ok=True))
             with locked_by_first(place), StopRequest().listening() as stop:
                 job = Job(place, config, start, stop, callbacks if distributed.rank() == 0 else (), command)
                 entry = job.entry()
                 distributed.done_once(lambda: write_json(place / "result.json", entry))
         return gather_results(folder, config)
-
-
-def is_finished(place: Path) -> bool:
-    """Is there a result in this folder? If not, the folder is made."""
-    if (place / "result.json").is_file():
-        return True
-    place.mkdir(parents=True, exist_ok=True)
-    return False
 
 
 class Job:
@@ -234,7 +229,9 @@ def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
             raise UsageError(f"--iteration {iteration} and finetune.from_scratch=true exclude each other; give one.")
         return Start(0, None)
     ends = finished_phases(folder)
-    if iteration is not None:
+    if iteration is not None and is_exported(folder):
+        require_iteration(folder, iteration)
+    elif iteration is not None:
         ends = [path for path in ends if f"-iter{iteration}-" in path.name]
     if not ends:
         which = "" if iteration is None else f" of iteration {iteration}"
@@ -243,6 +240,13 @@ def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
             "or fine-tune from scratch with finetune.from_scratch=true."
         )
     return Start(int(load_checkpoint(ends[-1]).state["iteration"]), ends[-1])
+
+
+def require_iteration(folder: Path, iteration: int) -> None:
+    """UsageError if an exported folder, which holds one iteration, holds another than the one asked for."""
+    held = int(load_checkpoint(folder).state["iteration"])
+    if held != iteration:
+        raise UsageError(f"{folder}: an exported model of iteration {held}; it has no iteration {iteration}.")
 
 
 def find_task(splits: Splits, config: Config) -> Task:

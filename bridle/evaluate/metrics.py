@@ -178,11 +178,20 @@ def _ratio(above: Array, below: Array) -> Array:
 # intervals
 
 
-def bootstrap_interval(per_item: Array, *, generator: torch.Generator, draws: int = DRAWS) -> Interval:
-    """95 % percentile bootstrap of the mean of `per_item` (N,), drawing items with replacement."""
-    values = torch.as_tensor(per_item, dtype=torch.float64)
+def bootstrap_interval(
+    per_item: Array, *, generator: torch.Generator, draws: int = DRAWS, sizes: Sequence[int] | None = None
+) -> Interval:
+    """95 % percentile bootstrap of the mean of `per_item` (N,), drawing items with replacement.
+
+    With `sizes` of folds that follow one another, of the mean over folds of their means, drawing inside each fold.
+    """
+    folds = torch.as_tensor(per_item, dtype=torch.float64).split(list(sizes or [len(per_item)]))
     # One draw at a time keeps memory at N, whatever the size of the test set.
-    return _middle(torch.stack([values[_draw(len(values), generator)].mean() for _ in range(draws)]))
+    return _middle(
+        torch.stack(
+            [torch.stack([own[_draw(len(own), generator)].mean() for own in folds]).mean() for _ in range(draws)]
+        )
+    )
 
 
 def bootstrap_rankings(

@@ -25,6 +25,7 @@ import torch
 from bridle.evaluate.metrics import Array, bootstrap_interval
 
 SIGNIFICANT = 0.05  # of McNemar's test
+NO_SPREAD = 1e-9  # half an interval that is only rounding
 
 
 class Change(NamedTuple):
@@ -38,10 +39,10 @@ class Change(NamedTuple):
 
     @property
     def is_clear(self) -> bool:
-        """Can it hardly be chance?"""
+        """Can it hardly be chance? Differences that are all the same tell nothing of their spread."""
         if self.p is not None:
             return self.p < SIGNIFICANT
-        return self.half is not None and abs(self.change) > self.half
+        return self.half is not None and NO_SPREAD < self.half < abs(self.change)
 
     def __str__(self) -> str:
         if self.half is None:
@@ -75,12 +76,6 @@ class Hits(NamedTuple):
         bits = base64.b64encode(np.packbits(self.right).tobytes()).decode()
         return {"items": len(self.right), "sizes": list(self.sizes), "truth": self.truth, "bits": bits}
 
-    @property
-    def weights(self) -> Array:
-        """(N,) so that the weighted mean over items is the mean over folds, whatever their sizes."""
-        items, folds = len(self.right), len(self.sizes)
-        return np.concatenate([np.full(size, items / (folds * size)) for size in self.sizes])
-
 
 def make_hits(right: Array, truth: Sequence[Array]) -> Hits:
     """Hits (N,) of items whose labels are given fold by fold."""
@@ -110,9 +105,10 @@ def compare_hits(own: Hits | None, other: Hits | None, *, generator: torch.Gener
         return None
     from scipy.stats import binomtest
 
-    differences = (own.right.astype(np.int64) - other.right) * own.weights
-    low, high = bootstrap_interval(differences, generator=generator)
+    differences = own.right.astype(np.int64) - other.right
+    low, high = bootstrap_interval(differences, generator=generator, sizes=own.sizes)
+    change = mean(float(fold.mean()) for fold in np.split(differences, np.cumsum(own.sizes)[:-1]))
     only_own, only_other = int((own.right & ~other.right).sum()), int((other.right & ~own.right).sum())
     apart = only_own + only_other
     p = float(binomtest(only_own, apart).pvalue) if apart else 1.0
-    return Change(float(differences.mean()), (high - low) / 2, len(own.right), "items", p)
+    return Change(change, (high - low) / 2, len(own.right), "items", p)

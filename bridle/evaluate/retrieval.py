@@ -51,13 +51,14 @@ def retrieval(pairs: Iterable[Pair], *, seed: int) -> Retrieval | None:
             chances.append(float(shares[known].mean()))
     if not precisions:
         return None
-    total = sum(map(len, precisions))
-    weighted = np.concatenate([own * (total / (len(precisions) * len(own))) for own in precisions])
+    sizes = [len(own) for own in precisions]
     return Retrieval(
         mean_average_precision=statistics.fmean(float(own.mean()) for own in precisions),
-        interval=bootstrap_interval(weighted, generator=generator(seed, "retrieval bootstrap")),
+        interval=bootstrap_interval(
+            np.concatenate(precisions), generator=generator(seed, "retrieval bootstrap"), sizes=sizes
+        ),
         chance=statistics.fmean(chances),
-        queries=total,
+        queries=sum(sizes),
         skipped=skipped,
     )
 

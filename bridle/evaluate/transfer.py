@@ -192,7 +192,7 @@ def summarise(parts: Sequence[Part], *, seed: int, began: float) -> Result:
     seen = max(int(np.isfinite(part.scores).any(axis=0).sum()) for part in parts)
     return ProbeResult(
         accuracy=_mean(rows, "accuracy"),
-        interval=bootstrap_interval(hits.right * hits.weights, generator=source),
+        interval=bootstrap_interval(hits.right, generator=source, sizes=hits.sizes),
         top5=_mean(rows, "top5") if seen > 5 else None,
         balanced_accuracy=balanced_accuracy(answers, truth),
         mean_average_precision=_mean(rows, "mean_average_precision"),

@@ -64,6 +64,19 @@ def _tensor(x: ArrayLike, *, bytes_as_unit: bool) -> Tensor:
     return numbers / 255 if bytes_as_unit and x.dtype == torch.uint8 else numbers
 
 
+def code_tensor(codes: ArrayLike, sizes: Sequence[int]) -> Tensor:
+    """Codes (…, M or fewer stages) as int64; UsageError for what no codebook holds, which would crash a GPU."""
+    found = torch.as_tensor(np.asarray(codes)) if not isinstance(codes, Tensor) else codes
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool or found.dim() == 0:
+        raise UsageError(f"expected integer codes (…, {len(sizes)}), got {found.dtype} {list(found.shape)}.")
+    found = found.to(torch.int64)
+    if found.shape[-1] <= len(sizes) and found.numel():
+        limits = torch.tensor(list(sizes[: found.shape[-1]]), device=found.device)
+        if bool(((found < 0) | (found >= limits)).any()):
+            raise UsageError(f"a code is not below its codebook's size, or negative; the sizes are {list(sizes)}.")
+    return found
+
+
 def _marks(valid: ArrayLike, rows: int, geometry: Geometry) -> Tensor:
     marks = torch.as_tensor(valid).bool()
     marks = marks[None] if marks.dim() == 1 else marks

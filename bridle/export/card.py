@@ -39,7 +39,8 @@ def _head(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
     yield "---"
     yield "library_name: bridle"
     yield f"pipeline_tag: {task}"
-    yield "tags: [self-supervised, residual-quantization, bridle]"
+    codes = "" if about.get("tokenizer") is None else "residual-quantization, "
+    yield f"tags: [self-supervised, {codes}bridle]"
     yield f"model_name: {json.dumps(config.name)}"  # JSON is YAML
     yield "---"
 
@@ -52,12 +53,16 @@ def _summary(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
         yield "An encoder whose weights come from elsewhere, in the form of bridle."
         yield f"From {plain(imported.get('file'))} (SHA-256 {plain(imported.get('sha256'))})."
         yield "It has no tokenizer: it gives features, not codes."
+    elif about.get("tokenizer") is None:
+        yield "An encoder that was trained without labels to predict the patches that it does not see."
+        yield "It has no tokenizer: it gives features, not codes."
     else:
         yield "An encoder that was trained without labels to predict the codes of a residual-quantization tokenizer,"
         yield f"and that tokenizer, after iteration {whole(about.get('iteration'))}."
     yield ""
     size = "×".join(map(str, geometry.input))
-    yield f"- input: {geometry.channels} channels, {size}, in patches of {'×'.join(map(str, geometry.patch))}"
+    channels = "1 channel" if geometry.channels == 1 else f"{geometry.channels} channels"
+    yield f"- input: {channels}, {size}, in patches of {'×'.join(map(str, geometry.patch))}"
     yield f"- encoder: width {config.encoder.width}, {config.encoder.depth} blocks, {config.encoder.heads} heads"
     if about.get("tokenizer") is not None:
         sizes = ", ".join(map(str, config.quantizer.sizes))

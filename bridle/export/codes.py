@@ -27,10 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import DataError, UsageError, quoted
-from bridle.export.corpus import read_index
+from bridle.export.corpus import INDEX, read_index
 from bridle.export.files import FileCodes, FileFeatures
 from bridle.export.parquet import ParquetArrays, require_pyarrow
 from bridle.export.writing import FORMAT, SUFFIXES
+from bridle.models.foreign import fingerprint
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -118,11 +119,11 @@ class Stored:
             index = read_index(self.path)
             self.header: dict[str, Any] = index.header
             require_kind(self.header, self.path, kind)
-            self.parts = index.parts
+            self.parts, self.hashes = index.parts, index.hashes
             self._count: int | None = index.files
         else:
             self.header = StoredFile(self.path, kind=kind).header
-            self.parts, self._count = [self.path], None
+            self.parts, self.hashes, self._count = [self.path], {}, None
         self.pooled = self.header.get("pool") is not None
 
     def __len__(self) -> int:
@@ -136,7 +137,17 @@ class Stored:
     def rows(self) -> Iterator[Named]:
         """Name and columns of each file, read as they are asked for."""
         for part in self._opened():
+            self._check_hash(part.path)
             yield from part.rows()
+
+    def _check_hash(self, path: Path) -> None:
+        """A part is checked when its rows are read for the first time; a flipped bit in a number has no other sign."""
+        wanted = self.hashes.pop(path, None)
+        if wanted is not None and fingerprint(path) != wanted:
+            raise DataError(
+                f"{quoted(path)} is damaged: its SHA-256 is not the one in {quoted(self.path / INDEX)}; copy it again, "
+                "or write the folder again."
+            )
 
     def _opened(self) -> Iterator[StoredFile]:
         for path in self.parts:

@@ -34,6 +34,7 @@ USUAL = (
 )  # where weights lie
 WRAPPERS = ("module.", "_orig_mod.", "model._orig_mod.")  # what training in parallel or compiled puts before a name
 LARGEST = 64 * 2**30  # bytes; the largest published ViT is a tenth of it
+DEEPEST = 32  # dictionaries in dictionaries
 SWELL = 4  # tensors may claim this many times the size of the file, as views of each other do
 
 
@@ -124,22 +125,35 @@ def find_weights(content: Any, path: Path, key: str | None) -> tuple[Mapping[str
     )
 
 
-def flattened(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested dictionaries by dotted name."""
+def flattened(content: Any, prefix: str = "", within: tuple[int, set[int]] | None = None) -> Iterator[tuple[str, Any]]:
+    """The leaves of nested dictionaries by dotted name; DataError where one is met twice: that may never end."""
     if not isinstance(content, Mapping):
         return
+    depth, met = within or (0, set[int]())
+    if depth > DEEPEST or id(content) in met:
+        raise DataError(
+            f"the dictionary at {quoted(prefix)} lies in itself, in two places, or more than {DEEPEST} deep; name the "
+            "one that holds the weights with --key."
+        )
+    met.add(id(content))
     for name, value in content.items():
         if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{name}.")
+            yield from flattened(value, f"{prefix}{name}.", (depth + 1, met))
         else:
             yield f"{prefix}{name}", value
 
 
 def require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """DataError for tensors that are sparse, quantised, or claim more than the file can hold."""
-    odd = [name for name, value in tensors.items() if value.layout != torch.strided or value.is_quantized]
+    """DataError for tensors that are sparse, quantised, complex, or claim more than the file can hold."""
+    odd = [
+        name
+        for name, value in tensors.items()
+        if value.layout != torch.strided or value.is_quantized or value.is_complex()
+    ]
     if odd:
-        raise DataError(f"{quoted(path)}: {several(odd)} are sparse or quantised; only plain tensors can be converted.")
+        raise DataError(
+            f"{quoted(path)}: {several(odd)} are sparse, quantised or complex; only plain tensors can be converted."
+        )
     claimed, size = sum(value.numel() * value.element_size() for value in tensors.values()), path.stat().st_size
     if claimed > SWELL * size + 2**20:
         raise DataError(

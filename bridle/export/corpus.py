@@ -27,6 +27,7 @@ from bridle.errors import DataError, UsageError, quoted
 from bridle.export.inputs import Item, Items
 from bridle.export.parts import LEDGER, Column, Entry, Parts
 from bridle.export.writing import write_result
+from bridle.models.foreign import fingerprint
 from bridle.train.checkpoint import write_json
 from bridle.train.log import read_rows
 from bridle.train.runtime import locked
@@ -42,6 +43,7 @@ class Index(NamedTuple):
     header: dict[str, Any]
     parts: list[Path]
     files: int
+    hashes: dict[Path, str]  # SHA-256 of the parts
 
 
 class Corpus(NamedTuple):
@@ -107,6 +109,7 @@ class Corpus(NamedTuple):
             "end": first + len(parts.entries),
             "file": file.name if files else None,
             "bytes": file.stat().st_size if files else 0,
+            "sha256": fingerprint(file) if files else None,
             "files": files,
             "rows": parts.rows,
             "entries": [[entry.name, *entry.stamp, entry.reason] for entry in parts.entries],
@@ -272,18 +275,23 @@ def read_index(folder: Path) -> Index:
     found = read_object(folder / INDEX)
     try:
         header, files = dict(found["header"]), int(found["files"])
-        notes = [(Path(note["file"]).name, int(note["bytes"])) for note in found["parts"] if note["file"] is not None]
+        notes = [
+            (folder / Path(note["file"]).name, int(note["bytes"]), note.get("sha256"))  # the first ones had no hash
+            for note in found["parts"]
+            if note["file"] is not None
+        ]
         missing = {"format", "kind"} - header.keys()
         if missing:
             raise ValueError(f"no {sorted(missing)[0]}")
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{quoted(folder / INDEX)} is not an index that bridle wrote ({quoted(error)}).") from error
-    for name, size in notes:
-        there = (folder / name).stat().st_size if (folder / name).is_file() else None
+    for path, size, _ in notes:
+        there = path.stat().st_size if path.is_file() else None
         if there != size:
             state = "is missing" if there is None else f"has {there} bytes instead of {size}"
-            raise DataError(f"{quoted(folder / name)} {state}; copy it again, or write the folder again.")
-    return Index(header, [folder / name for name, _ in notes], files)
+            raise DataError(f"{quoted(path)} {state}; copy it again, or write the folder again.")
+    hashes = {path: str(sha256) for path, _, sha256 in notes if sha256 is not None}
+    return Index(header, [path for path, *_ in notes], files, hashes)
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -116,6 +116,9 @@ def as_stored(trained: Trained, *, half: bool) -> Trained:
     stored = Trained(
         encoder.cpu(), None if tokenizer is None else tokenizer.cpu(), without_paths(trained.config), trained.facts
     )
+    for parameter in (p for module in stored.modules().values() for p in module.parameters()):
+        if parameter.dtype in (torch.float16, torch.bfloat16):  # it was loaded so; what is stored is --half's to say
+            parameter.data = parameter.data.float()
     for name, value in named_state(stored.modules()).items():
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise NonFiniteError(f"nothing exported: {name} holds values that are not finite.")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from bridle.errors import CheckpointError, UsageError, quoted
 from bridle.export.folder import CARD, LOADED
+from bridle.train.checkpoint import MANIFEST
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 INSTALL = 'pip install "bridle[hub]"'
@@ -41,9 +43,46 @@ def find_model(name: str | Path) -> Path:
     return download(text)
 
 
+def folder_to_work_in(name: str | Path) -> Path:
+    """A folder that results may be written into: a run or an exported model itself, or a copy of a model by name.
+
+    The copy is models/NAME in the current folder; what the package or the cache of the hub holds is never written to.
+    """
+    if Path(name).exists():
+        return Path(name)
+    source, copy = find_model(name), Path("models") / os.fspath(name).replace("/", "--")
+    if not copy.exists():
+        temporary = copy.with_name(f".{copy.name}.tmp-{os.getpid()}")
+        try:
+            temporary.mkdir(parents=True)
+            for file in (*LOADED, CARD):
+                if (source / file).is_file():
+                    shutil.copyfile(source / file, temporary / file)
+            temporary.replace(copy)
+        except OSError as error:
+            if not copy.exists():  # else another process was first, which is as good
+                raise CheckpointError(
+                    f"{quoted(copy)}, the copy of {quoted(name)} that results go to, could not be written "
+                    f"({error.strerror or error}); free some space, or run the command in another folder."
+                ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    if not _is_copy(copy, source):
+        raise UsageError(
+            f"{quoted(copy)} holds something else than {quoted(name)}; give a folder, such as that of "
+            f"`bridle export {quoted(name)} --out FOLDER`."
+        )
+    return copy
+
+
+def _is_copy(copy: Path, source: Path) -> bool:
+    manifest = copy / MANIFEST
+    return manifest.is_file() and manifest.read_bytes() == (source / MANIFEST).read_bytes()
+
+
 def download(repo_id: str) -> Path:
     """The files of a model on the hub, from the local cache where they are there; `owner/name@revision` is allowed."""
-    hub = require_hub(f"{quoted(repo_id)} is not a folder, so it can only be a model on the hub")
+    hub = require_hub(f"{quoted(repo_id)} is no folder here (check the path), so it can only be a model on the hub")
     name, _, revision = repo_id.partition("@")
     try:
         return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=[*LOADED, CARD]))

@@ -149,7 +149,7 @@ def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[
             raise UsageError("- stands for standard input, which several processes cannot share; write a manifest.")
         yield from (Item(Path(os.fsdecode(line))) for raw in stdin if (line := raw.rstrip(b"\r\n")))
     elif path.is_dir():
-        for found in in_folder(path, reader):
+        for found in in_folder(path, reader, notes):
             yield from whole_or_members(found, reader, notes)
     elif path.exists() and path.suffix.lower() in MANIFESTS:
         yield from in_manifest(path, reader)
@@ -183,7 +183,7 @@ def scanned(shard: Path, reader: Reader) -> Contents:
     return Contents([], damage=(str(found),)) if isinstance(found, DataError) else found
 
 
-def in_folder(folder: Path, reader: Reader) -> list[Path]:
+def in_folder(folder: Path, reader: Reader, notes: list[str]) -> list[Path]:
     """All files of the reader's kinds and tar files below a folder, sorted; hidden ones are left out."""
     names: list[str] = []
     others = walk(folder, "", (*reader.extensions, SHARD), names, seen=set())
@@ -192,6 +192,8 @@ def in_folder(folder: Path, reader: Reader) -> list[Path]:
             f"no {' '.join(reader.extensions)} files in {quoted(folder)} or its folders ({others} files of other "
             "kinds); this model reads no others."
         )
+    if others:
+        notes.append(f"left out in {quoted(folder)}: {others} of other kinds.")
     return [folder / name for name in sorted(names)]
 
 

@@ -7,6 +7,7 @@ makes one.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from math import isqrt
 from pathlib import Path
@@ -74,7 +75,8 @@ def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]
     """The recipe with what the file tells, then the user's overrides."""
     heads = shape.width // USUAL_HEAD if shape.width % USUAL_HEAD == 0 else 1
     told = [
-        f"name={path.stem}" if path.stem.replace("-", "").replace("_", "").isalnum() else "name=imported",
+        # In quotes: a file called 123 or true is not a number.
+        f'name="{path.stem}"' if path.stem.replace("-", "").replace("_", "").isalnum() else "name=imported",
         f"geometry.channels={shape.channels}",
         f"geometry.patch={list(shape.patch)}",
         f"geometry.input={list(input_of(shape, recipe))}",
@@ -85,7 +87,11 @@ def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]
         f"encoder.class_token={'true' if shape.class_token else 'false'}",
         *{"image": PICTURES, "video": PICTURES, "audio": SOUNDS}.get(recipe, ()),
     ]
-    named = [] if any(text.startswith("encoder.weights=") for text in overrides) else [f"encoder.weights={path.name}"]
+    named = (
+        []
+        if any(text.startswith("encoder.weights=") for text in overrides)
+        else [f"encoder.weights={json.dumps(path.name)}"]
+    )
     return load_config(recipe, [*told, *named, *overrides])
 
 

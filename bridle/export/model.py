@@ -24,7 +24,7 @@ from bridle.data.build import open_reader
 from bridle.data.loader import moments_tensors, normalise
 from bridle.data.sources import Reader
 from bridle.errors import UsageError, quoted
-from bridle.export.arrays import ArrayLike, Batch, batches, require_dtype, token_positions
+from bridle.export.arrays import ArrayLike, Batch, batches, code_tensor, require_dtype, token_positions
 from bridle.export.files import (
     Collected,
     Compute,
@@ -51,6 +51,7 @@ Pooling = Literal["mean", "axis", "class"]
 
 BATCH = 16  # windows that go through the networks together
 ARRAY_BATCH = 64  # inputs of an array that do
+PICTURED = ("images", "video", "digits", "moving-digits")  # sources whose numbers are shares of full brightness
 
 
 class Model:
@@ -153,10 +154,11 @@ class Model:
         (B, grid[axis] · D); "class" the class token (B, D). Token t lies at `token_positions[t]`.
         """
         kept = self._kept_axis(pool, axis)
-        wanted = None if layers is None else (layers,) if isinstance(layers, int) else tuple(layers)
+        one = isinstance(layers, int | np.integer)
+        wanted = None if layers is None else (int(layers),) if isinstance(layers, int | np.integer) else tuple(layers)
         parts = [self._encoded(part, wanted, pool, kept) for part in self._batches(x, valid, batch)]
         joined = tuple(torch.cat(same) for same in zip(*parts, strict=True))
-        return joined if layers is not None and not isinstance(layers, int) else joined[0]
+        return joined if layers is not None and not one else joined[0]
 
     @torch.no_grad()
     def tokenize(
@@ -181,9 +183,8 @@ class Model:
     @torch.no_grad()
     def decode_codes(self, codes: Tensor | NDArray[Any], *, stages: int | None = None) -> Tensor:
         """The code vectors q of codes (…, M), summed over the first `stages`: (…, Dq)."""
-        if isinstance(codes, np.ndarray):
-            codes = torch.from_numpy(codes.astype(np.int64))
-        return self.tokenizer.quantizer.decode(codes.to(self.device), stages=stages)
+        checked = code_tensor(codes, self.config.quantizer.sizes)
+        return self.tokenizer.quantizer.decode(checked.to(self.device), stages=stages)
 
     def tokenize_file(self, path: str | Path, *, stages: int | None = None, batch: int = BATCH) -> FileCodes:
         """Codes of a file of any length, with the time and place of every token."""
@@ -331,6 +332,8 @@ class Model:
         workers: int,
         on_error: OnError | None,
     ) -> Iterator[tuple[str, Collected]]:
+        if isinstance(paths, str | Path):
+            raise UsageError(f"{quoted(paths)} is a single path; give a list of them, or use the call for one file.")
         return collect_files(
             [Path(path) for path in paths],
             self.reader,
@@ -377,7 +380,7 @@ class Model:
         return tuple(self._pooled(encoded, part.valid, pool, axis).float() for encoded in found)
 
     def _batches(self, x: ArrayLike, valid: ArrayLike | None, batch: int) -> Iterator[Batch]:
-        bytes_as_unit = self.config.data.source in ("images", "video")
+        bytes_as_unit = self.config.data.source in PICTURED
         for part in batches(x, valid, self.geometry, size=batch, bytes_as_unit=bytes_as_unit):
             yield part._replace(valid=None if part.valid is None else part.valid.to(self.device))
 

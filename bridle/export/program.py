@@ -46,7 +46,8 @@ def onnx_files(trained: Trained, progress: ProgressLine) -> Extra:
                 )
                 assert program is not None  # with dynamo
                 program.save(path, external_data=False)
-            described[path.name] = _describe(graph, compare_onnx(graph, path))
+            with _explained(path, graph):
+                described[path.name] = _describe(graph, compare_onnx(graph, path))
             progress.note(f"{path.name}: {described[path.name]['check']}")
         return described
 
@@ -67,7 +68,8 @@ def program_files(trained: Trained, progress: ProgressLine) -> Extra:
                 )
                 torch.export.save(program, path)
                 again = torch.export.load(path).module()
-            described[path.name] = _describe(graph, compare(graph, lambda inputs, run=again: run(*inputs)))
+            with _explained(path, graph):
+                described[path.name] = _describe(graph, compare(graph, lambda inputs, run=again: run(*inputs)))
             progress.note(f"{path.name}: {described[path.name]['check']}")
         return described
 
@@ -127,7 +129,7 @@ def _explained(path: Path, graph: Graph) -> Iterator[None]:
     except Exception as error:
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UsageError(
-            f"{path.name}: torch {torch.__version__} could not export the {graph.name} ({type(error).__name__}: "
+            f"{path.name}: torch {torch.__version__} could not export or run the {graph.name} ({type(error).__name__}: "
             f"{quoted(first)}); leave this file out, or report it with `bridle doctor`."
         ) from error
 

@@ -22,7 +22,7 @@ import numpy as np
 from bridle.errors import DataError, UsageError, quoted
 from bridle.export.codes import CodesFile, read_codes
 from bridle.export.sequences import Array, Ids, Vocabulary, framed, make_vocabulary, packed, read_vocabulary
-from bridle.train.checkpoint import write_json
+from bridle.train.checkpoint import replace_folder, write_json
 from bridle.train.log import ProgressLine
 from bridle.train.runtime import StopRequest
 
@@ -71,9 +71,7 @@ def write_sequences(
         header = {key: stored[0].header[key] for key in FROM_HEADER if key in stored[0].header}
         described = {"format": FORMAT, **vocabulary.described(), "context": context, **counts._asdict(), **header}
         write_json(temporary / VOCABULARY, described)
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
+        replace_folder(temporary, out)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return Written(out, vocabulary, *counts)

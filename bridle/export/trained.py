@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from bridle.config import Config, read_config
-from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.errors import CheckpointError, ConfigError, UsageError, quoted
 from bridle.models.build import build_cold_start, build_encoder, build_tokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer, VitTokenizer
@@ -143,7 +143,14 @@ def _read_exported(folder: Path, iteration: int | None) -> Trained:
         raise UsageError(
             f"{folder}: an exported model of iteration {facts.iteration}; it has no iteration {iteration}."
         )
-    return restore_trained(read_config(folder / "config.yaml"), loaded, facts)
+    try:
+        config = read_config(folder / "config.yaml")
+    except ConfigError as error:
+        raise CheckpointError(
+            f"{quoted(folder)} was written by bridle {quoted(loaded.state.get('bridle'))} and this is bridle "
+            f"{version('bridle')}, which cannot use its settings ({error}); install that version or a newer one."
+        ) from error
+    return restore_trained(config, loaded, facts)
 
 
 def require_format(folder: Path) -> None:

@@ -44,8 +44,8 @@ class Nets:
         """The tokenizer; whoever asks a run without one is told why there is none."""
         if self.own_tokenizer is None:
             raise UsageError(
-                "this run predicts patches (loss.target=patches): it has no tokenizer, so no codes and no codebooks; "
-                "use a run with loss.target=codes."
+                "this model has no tokenizer, so no codes and no codebooks: it predicts patches (loss.target=patches), "
+                "or its encoder comes from elsewhere; use a run with loss.target=codes."
             )
         return self.own_tokenizer
 
@@ -181,7 +181,7 @@ def build_estimator(config: Config, *, iteration: int) -> Estimator:
 def build_classifier(config: Config, encoder: Encoder, *, classes: int, iteration: int) -> Classifier:
     """An encoder as it is, with a new head for `classes`."""
     c = config.finetune
-    classifier = Classifier(encoder=encoder, classes=classes, pool=c.pool, axis=c.axis)
+    classifier = Classifier(encoder=encoder, classes=classes, pool=c.pool, axis=c.axis, deviation=c.deviation)
     classifier.start_head(generator(config.seed, iteration, "classifier"))
     return classifier
 

@@ -2,7 +2,8 @@
 
 Shapes: x (B, C, *input), z (B, T, D) or (B, V, D) under a mask, logits and targets (B, K).
 
-    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per place of an axis, class token
+    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per place of an axis (both with
+                                                 deviations if wanted), or class token
 
 A mask hides tokens in training: they are dropped before the encoder, and pooling goes over what is visible. The loss is
 computed in float32 from targets y in shares (B, K), smoothed by s:
@@ -21,7 +22,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.masking import Mask, scatter_tokens
-from bridle.nn.pooling import axis_pool, mean_pool
+from bridle.nn.pooling import axis_pool, deviation_pool
 
 SMALLEST_SPREAD = 1e-6
 HEAD_STD = 2e-5  # near zero, as in MAE: the first steps then teach the head before they disturb the encoder
@@ -41,11 +42,19 @@ class Classifier(nn.Module):
     scale: Tensor
 
     def __init__(
-        self, *, encoder: Encoder, classes: int, pool: Literal["mean", "axis", "class"] = "mean", axis: int = 0
+        self,
+        *,
+        encoder: Encoder,
+        classes: int,
+        pool: Literal["mean", "axis", "class"] = "mean",
+        axis: int = 0,
+        deviation: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.classes, self.pool, self.axis = encoder, classes, pool, axis
+        self.deviation = deviation and pool != "class"
         places = encoder.geometry.grid[axis] if pool == "axis" else 1
+        places *= 2 if self.deviation else 1
         self.register_buffer("centre", torch.zeros(places, encoder.width))
         self.register_buffer("scale", torch.ones(places, encoder.width))
         self.head = nn.Linear(places * encoder.width, classes)
@@ -73,19 +82,22 @@ class Classifier(nn.Module):
         self.scale.copy_(torch.where(spread > SMALLEST_SPREAD, spread, 1.0))  # what never changes stays at zero
 
     def pooled(self, encoded: Encoded, valid: Tensor | None, mask: Mask | None) -> Tensor:
-        """(B, T, D) or (B, V, D) -> (B, places, D)."""
-        z, D = encoded.z, self.encoder.width
+        """(B, T, D) or (B, V, D) -> (B, places, D); deviations follow the means."""
+        z, geometry = encoded.z, self.encoder.geometry
         if self.pool == "class":
             assert encoded.class_token is not None  # the config is refused without one
             return encoded.class_token[:, None]
-        if self.pool == "mean":
-            return mean_pool(z, valid if mask is None else mask.visible_valid)[:, None]
-        geometry = self.encoder.geometry
-        if mask is not None:  # a place of an axis can only be told on the whole grid
-            nothing = z.new_zeros(D)
+        axis, grid = (self.axis, geometry.grid) if self.pool == "axis" else (None, z.shape[1:2])
+        if mask is not None and axis is None:
+            valid = mask.visible_valid
+        elif mask is not None:  # a place of an axis can only be told on the whole grid
+            nothing = z.new_zeros(self.encoder.width)
             z = scatter_tokens(z, mask.visible, nothing, tokens=geometry.tokens, slot_valid=mask.visible_valid)
             valid = ~mask.masked if valid is None else valid & ~mask.masked
-        return axis_pool(z, geometry.grid, self.axis, valid).reshape(len(z), -1, D)
+        found = [axis_pool(z, grid, axis, valid)]
+        if self.deviation:
+            found.append(deviation_pool(z, grid, axis, valid).to(z.dtype))
+        return torch.cat(found, dim=1).reshape(len(z), -1, self.encoder.width)
 
 
 class WeightAverage(nn.Module):

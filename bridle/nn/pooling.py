@@ -42,12 +42,15 @@ def deviation_pool(tokens: Tensor, grid: Sequence[int], axis: int | None, valid:
     mean = axis_pool(wide, grid, axis, valid).reshape(B, -1, D)  # (B, kept, D)
     places = torch.arange(T, device=tokens.device)
     if axis is not None:
-        inner = math.prod(grid[axis + 1 :])
+        inner = math.prod(grid[axis % len(grid) + 1 :])
         places = places // inner % grid[axis]
     else:
         places = torch.zeros_like(places)
     away = wide - mean[:, places]  # (B, T, D)
-    return axis_pool(away.square(), grid, axis, valid).sqrt()
+    variance = axis_pool(away.square(), grid, axis, valid)
+    # The square root has no slope at zero, where a place has one token or none: it would make gradients NaN.
+    spreads = variance > 0
+    return torch.where(spreads, variance, 1.0).sqrt() * spreads
 
 
 def _sum_but_one(x: Tensor, axis: int | None) -> Tensor:

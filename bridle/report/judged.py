@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bridle.report.figures import Bar, bar_of
 from bridle.report.numbers import decimal, percent, thousands
-from bridle.report.runs import RunSummary, items, main_score, mapping, number, score_name, whole
+from bridle.report.runs import RunSummary, item, items, main_score, mapping, number, score_name, whole
 
 BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
 KINDS = {"probe": "linear probe", "knn": "k-NN", "finetune": "fine-tuning"}
@@ -84,6 +84,8 @@ def protocol_words(kind: str, results: Mapping[str, Any]) -> str:
         words.append("mean and deviation")
     if kind == "probe" and (head := HEADS.get(str(settings.get("head")))):
         words.append(f"{head} head")
+    if kind != "knn" and settings.get("loss") in ("ce", "bce"):
+        words.append(str(settings["loss"]).upper())
     for length in ("epochs", "steps"):
         if kind == "finetune" and (count := number(settings.get(length))) is not None:
             words.append(f"{count:,g} {length}")
@@ -147,7 +149,10 @@ def _beside(scores: Mapping[str, Any]) -> list[str]:
     if (found := main_score(mapping(scores.get("retrieval")))) is not None:
         words.append(f"retrieval mAP {percent(found)}")
     for few in map(mapping, items(scores.get("few_shot"))):
-        words.append(f"{whole(few.get('shots'))} per class: {percent(main_score(few))}")
+        low, high = (number(item(few.get("interval"), end)) for end in (0, 1))
+        half = "" if low is None or high is None else f" ±{percent((high - low) / 2)}"
+        short = f" ({whole(few.get('short'))} have fewer)" if whole(few.get("short")) else ""
+        words.append(f"{whole(few.get('shots'))} per class{short}: {percent(main_score(few))}{half}")
     return words
 
 

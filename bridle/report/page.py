@@ -26,7 +26,7 @@ from bridle.report.figures import (
 )
 from bridle.report.judged import BASELINES, Labelled, judged_rows
 from bridle.report.numbers import decimal, percent, thousands
-from bridle.report.runs import RunSummary, items, mapping, number, read_run, score_name, whole
+from bridle.report.runs import RunSummary, items, main_score, mapping, number, read_run, score_name, whole
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
 
@@ -34,6 +34,8 @@ INTRO = (
     "How the encoder and its tokenizer learned, what the frozen features are worth to a linear classifier, "
     "and whether the codebooks are in good health."
 )
+
+LABELS = ("method", "name", "folder")  # what a run may be called, the shortest first
 
 
 class Figure(NamedTuple):
@@ -117,9 +119,17 @@ def probes_by_title(runs: Sequence[RunSummary]) -> dict[str, dict[str, dict[str,
 
 
 def _labels(runs: Sequence[RunSummary]) -> list[str]:
-    """What to call each run among those with its title: its method, or its name where that is not enough."""
-    kinds = [(run.title, run.method) for run in runs]
-    return [run.method if run.method and kinds.count((run.title, run.method)) == 1 else run.name for run in runs]
+    """What to call each run among those with its title: its method, name or folder, if no other has that too."""
+    labels = []
+    for place, run in enumerate(runs, start=1):
+        beside = [other for other in runs if other.title == run.title]
+        own = next((key for key in LABELS if getattr(run, key) and _alone(run, beside, key)), None)
+        labels.append(f"{run.folder or run.name} ({place})" if own is None else str(getattr(run, own)))
+    return labels
+
+
+def _alone(run: RunSummary, beside: Sequence[RunSummary], key: str) -> bool:
+    return [getattr(other, key) for other in beside].count(getattr(run, key)) == 1
 
 
 def _labelled(runs: Sequence[RunSummary]) -> list[Labelled]:
@@ -197,10 +207,15 @@ def _summary(runs: Sequence[RunSummary]) -> list[SummaryRow]:
         first = len(rows)
         mine = [one for one in _labelled(runs) if one.run.title == title]
         for name, words in BASELINES.items():
-            baseline = next((run.baseline(name) for run, _, _ in mine if run.baseline(name)), None)
-            if baseline:
-                bar, chance = bar_of(words, baseline), number(baseline.get("chance"))
-                rows.append(SummaryRow(title, words, "", bar, chance, [], None, "", detail=_detail(baseline)))
+            # Other seeds, items or poolings have other baselines: each is shown, and whose it is.
+            known: dict[float | None, tuple[str, dict[str, Any]]] = {}
+            for run, label, _ in mine:
+                if baseline := run.baseline(name):
+                    known.setdefault(main_score(baseline), (label, baseline))
+            for label, baseline in known.values():
+                called = words if len(known) == 1 else f"{words}, {label}"
+                bar, chance = bar_of(called, baseline), number(baseline.get("chance"))
+                rows.append(SummaryRow(title, called, "", bar, chance, [], None, "", detail=_detail(baseline)))
         for run, label, anchor in mine:
             for evaluation in run.evaluations or [{}]:
                 rows.append(_summary_row(evaluation, title, label, anchor))

@@ -33,6 +33,7 @@ class RunSummary(NamedTuple):
     judged: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never changed; probe.json, knn.json, finetune.json
     quarantine: tuple[dict[str, Any], ...] = ()  # rows of quarantine.jsonl
     gallery: Gallery | None = None  # pictures of the run's data; None if nobody looked
+    folder: str = ""  # the name of its directory: runs of one recipe share all other names
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
@@ -68,6 +69,7 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         judged={kind: _read_object(folder / f"{kind}.json", notes) for kind in JUDGED},
         quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
         notes=tuple(notes),
+        folder=folder.resolve().name,
     )
 
 

@@ -87,7 +87,9 @@ def few_shot_table(run: RunSummary) -> Table | None:
     if not shots:
         return None
     draws = next(whole(mapping(few).get("draws")) for _, found in rows for few in found)
-    table = Table(box=None, header_style="bold", pad_edge=False, caption=FEW_SHOT_NOTE, caption_justify="left")
+    short = max(whole(mapping(few).get("short")) for _, found in rows for few in found)
+    note = FEW_SHOT_NOTE + (f"; of {short} classes with too few items all were taken" if short else "")
+    table = Table(box=None, header_style="bold", pad_edge=False, caption=note, caption_justify="left")
     table.add_column(f"few labels, {draws} draws")
     for n in shots:
         table.add_column(f"{n} per class, %", justify="right")
@@ -105,7 +107,8 @@ def _few_shot(few: Mapping[str, Any]) -> str:
         return "–"
     over = mapping(mapping(few.get("over")).get("untrained"))
     change, half = number(over.get("change")), number(over.get("half"))
-    star = " *" if change is not None and half is not None and change > half else ""
+    # Draws without any spread took the same items, or happen to agree: nothing is known of chance then.
+    star = " *" if change is not None and half is not None and 1e-9 < half < change else ""
     return f"{100 * score:.1f} ±{50 * (high - low):.1f}{star}"
 
 

@@ -34,6 +34,12 @@ class Entry(NamedTuple):
     def name(self) -> str:
         return self.item.name
 
+    def seen_from(self, base: Path) -> Entry:
+        """The same item for a process that was started in another folder than `base`."""
+        place = self.item.place
+        there = base / place if isinstance(place, Path) else place._replace(shard=base / place.shard)
+        return self._replace(item=self.item._replace(place=there))
+
     def is_file(self, query: Path) -> bool:
         """Is the query this very item, or a file with the same content? An item that is gone is not."""
         place, span = self.item

@@ -6,8 +6,8 @@
     DIR/generation-0000/             items.jsonl, vectors.npy, mean.npy and the arrays of `grams`: what a search reads,
                                      made from all segments
 
-A command embeds only files it has not seen, or that changed; an interrupted one goes on where it stopped. A search
-reads the old generation until index.json names the new one.
+A model without a tokenizer leaves out the codes. A command embeds only files it has not seen, or that changed; an
+interrupted one goes on where it stopped. A search reads the old generation until index.json names the new one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ from bridle.train.runtime import locked
 FORMAT = 1
 INDEX, LIST, FEATURES, CODES = "index.json", "list.jsonl", "features.npz", "codes.npz"
 ITEMS, VECTORS, MEAN = "items.jsonl", "vectors.npy", "mean.npy"
+NAME = re.compile(r"(segment|generation)-\d{4,9}")
 
 
 class Indexed(NamedTuple):
@@ -94,7 +96,9 @@ def update_index(
             _fill_segment(model, out / name, fresh, kept, axis, options._replace(overwrite=False), progress)
             index = {**index, "segments": [*index["segments"], name]}
             write_json(out / INDEX, index)
-        return _publish(model, out, {**index, "run": _run_name(run)}, wanted)
+        # Relative names are seen from this folder, wherever a search is started.
+        origin = {"run": _run_name(run), "base": os.getcwd(), "codes": model.own_tokenizer is not None}
+        return _publish(model, out, {**index, **origin}, wanted)
 
 
 def _run_name(run: str | Path) -> str:
@@ -110,7 +114,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if index["format"] > FORMAT:
             raise DataError(f"{quoted(folder)} has format {index['format']}, this bridle reads up to {FORMAT}.")
-        if not all(_is_plain(name) for name in [*index["segments"], index["generation"] or "none"]):
+        used = [*index["segments"], *([] if index["generation"] is None else [index["generation"]])]
+        if not all(_is_ours(name) for name in used):
             raise ValueError("a name leads out of the folder")
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -120,8 +125,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     return index
 
 
-def _is_plain(name: object) -> bool:
-    return isinstance(name, str) and Path(name).name == name
+def _is_ours(name: object) -> bool:
+    return isinstance(name, str) and NAME.fullmatch(name) is not None
 
 
 def _require_place(out: Path) -> None:
@@ -176,7 +181,7 @@ def _fill_segment(
         if not features.exists():
             progress.note(f"features of {len(begun):,} files")
             embed_inputs(model, inputs, features, pool=pool, axis=axis, options=options, progress=progress)
-        if not codes.exists():
+        if not codes.exists() and model.own_tokenizer is not None:
             progress.note(f"codes of {len(begun):,} files")
             tokenize_inputs(model, inputs, codes, options=options, progress=progress)
     except DataError:
@@ -201,7 +206,8 @@ def _publish(model: Model, out: Path, index: dict[str, Any], wanted: Wanted) -> 
     (out / name).mkdir()
     write_entries(out / name / ITEMS, (place.entry for place in places))
     _write_vectors(out / name, places)
-    _write_grams(out / name, weigh(_terms(model, places)))
+    if index["codes"]:
+        _write_grams(out / name, weigh(_terms(model, places)))
     write_json(out / INDEX, {**index, "generation": name, "files": len(places)})
     for path in out.glob("generation-*"):
         if path.name != name:
@@ -223,9 +229,11 @@ def _living(out: Path, index: Mapping[str, Any], wanted: Wanted) -> Iterator[Pla
     """Items of the collection that have features and codes, segment by segment, in the segments' order."""
     for name in index["segments"]:
         folder = out / name
-        if not (folder / FEATURES).exists() or not (folder / CODES).exists():
+        if not (folder / FEATURES).exists() or (index["codes"] and not (folder / CODES).exists()):
             continue  # none of its items could be read
-        readable = set(read_features(folder / FEATURES).files) & set(read_codes(folder / CODES).files)
+        readable = set(read_features(folder / FEATURES).files)
+        if index["codes"]:
+            readable &= set(read_codes(folder / CODES).files)
         for entry in read_entries(folder / LIST):
             now = wanted.get(entry.name)
             if now is not None and now.stamp == entry.stamp and entry.name in readable:

@@ -90,7 +90,10 @@ def _ways(index: Index) -> dict[By, Scores]:
     def by_features(queries: NDArray[np.int64]) -> NDArray[Any]:
         return np.asarray(index.vectors @ index.vectors[queries].T)
 
-    return {"features": by_features, "codes": CodeScores(index)}
+    ways: dict[By, Scores] = {"features": by_features}
+    if index.has_codes:
+        ways["codes"] = CodeScores(index)
+    return ways
 
 
 class CodeScores:

@@ -9,6 +9,7 @@ with and without faiss.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -58,6 +59,9 @@ class Index:
         self.generation: Path = self.folder / str(self.settings["generation"])
         with self._explained():
             self.items = list(read_entries(self.generation / ITEMS))
+            base = self.settings.get("base")
+            if base is not None and base != os.getcwd():
+                self.items = [entry.seen_from(Path(base)) for entry in self.items]
             self.mean: NDArray[np.float32] = np.load(self.generation / MEAN, allow_pickle=False)
             self.vectors: NDArray[np.float32] = self._mapped(VECTORS)
             if self.vectors.shape != (len(self.items), len(self.mean)):
@@ -77,6 +81,11 @@ class Index:
             )
         return model
 
+    @property
+    def has_codes(self) -> bool:
+        """Was the model one with a tokenizer?"""
+        return bool(self.settings.get("codes", True))
+
     @cached_property
     def grams(self) -> Grams:
         with self._explained():
@@ -92,6 +101,10 @@ class Index:
             raise UsageError(f"--by {quoted(by)}: expected features or codes.")
         if k < 1:
             raise UsageError(f"-k {k}: at least one hit.")
+        if by == "codes" and not self.has_codes:
+            raise UsageError(
+                f"{quoted(self.folder)} has no codes, because its model has no tokenizer; search --by features."
+            )
         itself = {n for n, entry in enumerate(self.items) if entry.is_file(path)}
         if by == "features":
             pool, axis = self.settings["pool"], self.settings["axis"]

@@ -39,6 +39,17 @@ class Loaded(NamedTuple):
     path: Path
 
 
+class State(dict[str, Any]):
+    """The JSON state of a checkpoint; what it does not say makes the checkpoint one that cannot be used."""
+
+    def __init__(self, values: Mapping[str, Any], file: Path) -> None:
+        super().__init__(values)
+        self.file = file
+
+    def __missing__(self, key: str) -> Any:
+        raise CheckpointError(f"{self.file}: damaged or made by other software (it does not say {key!r}).")
+
+
 def publish(
     root: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], *, keep: int
 ) -> Path:
@@ -117,7 +128,8 @@ def load(path: Path) -> Loaded:
         tensors = {Path(file).stem: load_file(path / file) for file in files if file.endswith(".safetensors")}
     except (ValueError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged or incomplete ({error}).") from error
-    return Loaded(tensors, _read_json(path / (STATE if STATE in files else EXPORTED)), path)
+    file = path / (STATE if STATE in files else EXPORTED)
+    return Loaded(tensors, State(_read_json(file), file), path)
 
 
 def find_damage(path: Path, *, sizes_only: bool = False) -> str | None:

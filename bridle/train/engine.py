@@ -259,12 +259,14 @@ def take_step(
     )
     set_rate(optimizer, rate)
     gathered = accumulate(run, phase, replicas, draws, micro_batches)
-    agreed = agree(gathered.total, [sample for batch in micro_batches for sample in batch.bad], run.stop)
-    run.quarantine(agreed.bad, phase=phase.key)
-    total, statistics = agreed.total, gathered.statistics
     if failpoints.hit("step.gradient"):
         next(p.grad for p in parameters.values() if p.grad is not None).fill_(float("inf"))
-    total["grad_norm"] = replicas.clip(parameters.values(), settings.clip or float("inf"))
+    norm = replicas.clip(parameters.values(), settings.clip or float("inf"))
+    # The norm too is agreed on: what went bad on one rank after the exchange must not be skipped there alone.
+    figures = {**gathered.total, "grad_norm": norm / replicas.scale}
+    agreed = agree(figures, [sample for batch in micro_batches for sample in batch.bad], run.stop)
+    run.quarantine(agreed.bad, phase=phase.key)
+    total, statistics = agreed.total, gathered.statistics
     failpoints.hit("step.after_backward")
     if bool(torch.isfinite(total["loss"]) & torch.isfinite(total["grad_norm"])):
         optimizer.step()
@@ -355,4 +357,5 @@ def save_checkpoint(
         **run.nets.record(),
         "made_with": run.made_with(),
     }
+    run.metrics.sync()
     checkpoint.publish(run.checkpoints, name, tensors, state, keep=run.config.runtime.keep)

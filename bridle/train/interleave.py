@@ -10,6 +10,7 @@ from torch import nn
 
 from bridle import distributed, failpoints
 from bridle.config import Config
+from bridle.data.loader import require_even_shares
 from bridle.errors import CheckpointError
 from bridle.models.build import (
     Nets,
@@ -31,7 +32,7 @@ from bridle.train.checkpoint import (
     write_json,
 )
 from bridle.train.checkpoint import load as load_checkpoint
-from bridle.train.engine import Phase, fit
+from bridle.train.engine import Phase, Progress, fit
 from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
 
@@ -58,6 +59,13 @@ def schedule(config: Config) -> list[Turn]:
     return turns
 
 
+def require_shares(config: Config) -> None:
+    """UsageError if the batch of a phase cannot be shared by the processes; asked before there is anything of a run."""
+    for section in dict.fromkeys("tokenizer" if turn.name == "tokenizer" else "encoder" for turn in schedule(config)):
+        batch = getattr(config, f"{section}_phase").batch
+        require_even_shares(batch, distributed.world_size(), key=f"{section}_phase.batch")
+
+
 def has_trained_tokenizer(config: Config, turn: Turn) -> bool:
     """Does this phase work with a tokenizer of its own (and not with the cold start)?"""
     return config.schedule.mode == "joint" or (turn.iteration > 1 and renews_tokenizer(config))
@@ -74,12 +82,16 @@ def restore_nets(config: Config, loaded: Loaded) -> Nets:
     nets = build_nets(config, iteration=turn.iteration, trained_tokenizer=has_trained_tokenizer(config, turn))
     parts = loaded.state.get("parts")  # an exported folder holds only some; the others stay untrained
     load_modules({k: module for k, module in nets.modules().items() if parts is None or k in parts}, loaded)
+    if parts is not None and "tokenizer" not in parts:
+        nets.own_tokenizer = None  # an encoder from elsewhere, whose codebooks nobody started
     nets.norms_start = loaded.state["norms_start"]
     return nets
 
 
 def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
     """Give networks the values a checkpoint holds under their names."""
+    if "model" not in loaded.tensors:
+        raise CheckpointError(f"{loaded.path}: its manifest names no model.safetensors; get the folder again.")
     tensors = loaded.tensors["model"]
     try:
         for name, module in modules.items():
@@ -107,11 +119,19 @@ def last_checkpoint(run: Run[Networks]) -> Loaded | None:
     if loaded is None:
         rewind(run, phase_index=-1, step=0)
         return None
-    run.resumed_from = int(loaded.state["progress"]["step"])
+    run.resumed_from = step_of(loaded)
     rewind(run, phase_index=int(loaded.state["phase_index"]), step=run.resumed_from)
     run.progress.note(f"continuing from {loaded.path.name}")
     note_changes(run, loaded)
     return loaded
+
+
+def step_of(loaded: Loaded) -> int:
+    """The steps of its phase that a checkpoint has behind it."""
+    progress = loaded.state["progress"]
+    if not isinstance(progress, dict) or set(progress) != set(vars(Progress())):
+        raise CheckpointError(f"{loaded.path}: damaged or made by other software (its progress is no progress).")
+    return int(progress["step"])
 
 
 def latest_for_all(run: Run[Networks]) -> Loaded | None:

@@ -169,12 +169,13 @@ def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
     z_hat = nets.estimator(found.straight_through, valid=batch.valid)  # (B, T, D)
     cosine = cosine_loss(z_hat, nets.estimator.target(z), valid=batch.valid, kind=weights.cosine)
     pull = codebook_loss(found, commitment_weight=weights.commitment_weight, commitment=weights.commitment)
-    values = {"cosine": cosine.detach(), "commitment": found.commitment.detach(), "energy": found.energy.detach()}
     statistics = found.statistics() if run.config.quantizer.update == "ema" else None
     # Means over tokens: a micro-batch with much padding counts for less than one with none.
-    pull = pull * draws.token_share(batch)
+    share = draws.token_share(batch)
     if weights.cosine == "mean":
-        cosine = cosine * draws.token_share(batch)
+        cosine = cosine * share
+    pull, commitment = pull * share, found.commitment.detach() * share
+    values = {"cosine": cosine.detach(), "commitment": commitment, "energy": found.energy.detach()}
     return StepResult(pull + weights.cosine_weight * cosine, found.codes, values, statistics)
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import torch
 
@@ -127,7 +127,23 @@ def locked(folder: Path) -> Iterator[None]:
             raise UsageError(
                 f"{folder}: another bridle command is running in this directory; wait for it to end."
             ) from None
-        yield
+        held.append(file)
+        try:
+            yield
+        finally:
+            held.remove(file)
+
+
+held: list[TextIO] = []  # open lock files of this process
+
+
+def let_go() -> None:
+    """In a forked process: a lock that it shared would outlive the run, as long as a decoder hangs there."""
+    while held:
+        held.pop().close()
+
+
+os.register_at_fork(after_in_child=let_go)
 
 
 def peak_memory() -> str:

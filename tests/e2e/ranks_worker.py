@@ -110,6 +110,13 @@ def pretrain_holes(out: Path) -> None:
     api.pretrain("digits-tiny", out=out, dataset=Holes(), overrides=[*SHORT, *broken])
 
 
+def forget_last_evaluation(folder: Path) -> None:
+    """As if a run had been stopped when all was trained and not all judged."""
+    path = folder / "results.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps({**told, "evaluations": told["evaluations"][:-1]}))
+
+
 def run_all(out: Path) -> None:
     """All scenarios; each leaves a folder under `out`."""
     from bridle import api, distributed, failpoints
@@ -127,6 +134,10 @@ def run_all(out: Path) -> None:
             api.pretrain("digits-tiny", out=out / "turns", overrides=SMALL)
         knn_run(out / "turns", [])
         finetune_run(out / "turns", FINETUNE)
+        api.pretrain("digits-tiny", out=out / "turns", overrides=SMALL)  # finished: nothing to do
+        distributed.done_once(lambda: forget_last_evaluation(out / "turns"))
+        again = api.pretrain("digits-tiny", out=out / "turns", overrides=SMALL)
+        (out / f"again{rank}.json").write_text(json.dumps(again.results))
         with listen("joint").listening():
             api.pretrain("digits-tiny", out=out / "joint", overrides=JOINT)
         with listen("sharded-joint").listening():
@@ -149,7 +160,7 @@ def run_all(out: Path) -> None:
             (out / f"spoilt{rank}.txt").write_text(str(error))
         pretrain_holes(out / "holes")
         if rank == 1:
-            failpoints.arm("step.loss@3=nan")
+            failpoints.arm("step.loss@3=nan;step.gradient@5=nan")
         with listen("nan").listening():
             api.pretrain("digits-tiny", out=out / "nan", overrides=SHORT)
 

@@ -152,6 +152,12 @@ def test_evaluation_by_two_ranks_finds_what_one_finds(one: Path, two: Path) -> N
         assert len(second["evaluations"]) == len(first["evaluations"]) > 0
 
 
+def test_a_run_that_lacks_its_last_evaluation_gets_it_from_both_ranks(two: Path) -> None:
+    first, second = (json.loads((two / f"again{r}.json").read_text()) for r in (0, 1))
+    assert first == second == json.loads((two / "turns/results.json").read_text())
+    assert [entry["iteration"] for entry in first["evaluations"]] == [1, 2]
+
+
 def test_a_signal_to_one_rank_stops_both_after_the_same_step(two: Path) -> None:
     told = [(two / f"stopped{r}.txt").read_text() for r in (0, 1)]
     assert told[0] == told[1]
@@ -186,7 +192,7 @@ def test_bad_samples_of_all_ranks_are_listed_once(one: Path, two: Path) -> None:
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_both(two: Path) -> None:
-    assert rows(two / "nan")[-1]["skipped"] == 1
+    assert rows(two / "nan")[-1]["skipped"] == 2  # a loss, and a gradient that went bad after the exchange
     first, second = (load_file(two / "nan" / f"rank{r}.safetensors") for r in (0, 1))
     assert all(torch.equal(first[key], second[key]) and bool(torch.isfinite(first[key]).all()) for key in first)
 

@@ -211,3 +211,12 @@ def test_a_file_that_does_not_fit_is_refused_with_a_list(tmp_path: Path) -> None
     save_file({"patch_embed.proj.weight": draw(D, 3, 4, 4)}, path)
     with pytest.raises(ConfigError, match="has no blocks of a ViT"):
         import_vit(path, tmp_path / "e")
+
+
+@pytest.mark.parametrize("name", ["123", "true", "1e5", "my model: #2", "[a, b]"])
+def test_any_name_of_a_file_will_do(tmp_path: Path, name: str) -> None:
+    path = stored(tmp_path, masked_autoencoder(channels=3, patch=4, grid=(4, 4)))
+    path = path.rename(tmp_path / f"{name}.safetensors")
+    found = import_vit(path, tmp_path / "e", overrides=["encoder.heads=2"])
+    assert found.trained.config.name == (name if name.isalnum() else "imported")
+    assert found.trained.config.encoder.weights == path.name

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from bridle.ablation import Cell, Grid, Score, cells, read_grid, read_scores, table_names, write_tables
+from bridle.ablation import Cell, Grid, Score, cells, change_of, read_grid, read_scores, table_names, write_tables
 from bridle.config import load_config
-from bridle.errors import ConfigError, UsageError
+from bridle.errors import BridleError, ConfigError, Interrupted, UsageError
 from bridle.evaluate.paired import make_hits
 from bridle.processes import finish, start
 
@@ -42,6 +42,8 @@ def test_the_papers_tables_are_shipped_and_every_row_is_a_config() -> None:
         ("rows: {a: [seed=1], b: 3}", "list of key=value"),
         ("rows: {a: [], b: []}\nmeasure: [probe]", "unknown key 'measure'"),
         ("rows: {a: [], b: []}\nmeasures: [luck]", "'luck'"),
+        ("rows: {a: [], b: []}\nmeasures: 5", "measures holds .5"),
+        ("rows: {a: [], b: []}\nmeasures: [[probe]]", "measures holds"),
         ("rows: {a: [], b: []}\niterations: 0", "iterations"),
     ],
 )
@@ -60,6 +62,17 @@ def test_an_unknown_table_names_the_known_ones() -> None:
 def test_a_typo_in_the_last_row_is_told_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="codebook"):
         list(cells("digits-tiny", [], grid(a=(), b=("quantizer.codebook=2",)), seeds=[0], out=tmp_path))
+
+
+def test_a_seed_in_a_row_is_refused_because_the_table_has_its_own(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--seeds"):
+        list(cells("digits-tiny", [], grid(a=(), b=("seed=3",)), seeds=[0], out=tmp_path))
+
+
+def test_one_measure_needs_no_list(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("rows: {a: [], b: []}\nmeasures: finetune")
+    assert read_grid(str(file)).measures == ("finetune",)
 
 
 def test_rows_that_differ_only_in_fine_tuning_share_their_run(tmp_path: Path) -> None:
@@ -123,6 +136,34 @@ def test_under_two_seeds_the_seeds_decide_and_the_items_are_told(tmp_path: Path)
     change = json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]
     assert (change["over"], change["pairs"], change["p"]) == ("seeds", 2, None)
     assert {seed: one["change"] for seed, one in change["within_seed"].items()} == pytest.approx({"0": 0.1, "1": 0.2})
+
+
+def test_five_folds_of_two_seeds_are_two_pairs_and_of_one_seed_five(tmp_path: Path) -> None:
+    base, gains = [0.5, 0.6, 0.55, 0.52, 0.58], (0.03, 0.05)
+    own = {seed: Score([value + gain for value in base]) for seed, gain in enumerate(gains)}
+    change, _ = change_of(own, {0: Score(base), 1: Score(base)})
+    assert change.pairs == 2 and change.change == pytest.approx(0.04)
+    assert change.half == pytest.approx(12.706 * 0.01, rel=1e-3)  # t · sd/√2, sd = 0.02/√2
+    assert not change.is_clear  # two seeds say little, however many folds each has
+    one, _ = change_of({0: own[0]}, {0: Score([0.5, 0.5, 0.5, 0.5, 0.5])})
+    assert one.pairs == 5
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"), [("KILL", 1, "killed by SIGKILL, most often"), ("TERM", 143, "same")]
+)
+def test_a_command_that_is_killed_is_not_told_by_its_last_words(
+    how: str, code: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "command"
+    program.write_text(f"#!/bin/sh\necho 'all is well' >&2\nkill -{how} $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    started = start("one", [], Console(file=io.StringIO()))
+    started.process.wait()
+    with pytest.raises((BridleError, Interrupted), match=words) as caught:
+        finish("one", started)
+    assert vars(caught.value)["exit_code"] == code and "all is well" not in str(caught.value)
 
 
 def test_bytes_that_are_no_text_do_not_stop_a_command_that_is_listened_to(

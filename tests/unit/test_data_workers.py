@@ -133,3 +133,13 @@ def is_running(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"  # a zombie has ended
     except FileNotFoundError:
         return False
+
+
+def test_without_room_in_shared_memory_results_come_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(storage: object, *args: object) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
+    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", full)
+    found = list(in_order(lambda x: [square(x), (None, square(x + 1))], range(3), workers=1))
+    assert found == [[torch.tensor(x * x), (None, torch.tensor((x + 1) ** 2))] for x in range(3)]

@@ -52,6 +52,18 @@ def test_what_was_made_once_is_read_the_next_time(cache: FeatureCache, told: lis
     assert told == []
 
 
+def test_a_file_that_may_only_be_read_is_used_all_the_same(
+    cache: FeatureCache, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    cache.get("a", lambda: features(1.0))
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.get("a", never).x[0, 0] == 1.0
+    assert told == []
+
+
 def test_a_changed_bit_anywhere_is_noticed_and_the_features_are_made_again(
     cache: FeatureCache, told: list[str]
 ) -> None:

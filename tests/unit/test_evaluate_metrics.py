@@ -81,3 +81,9 @@ def test_the_interval_of_a_ranking_lies_around_its_score_although_repeated_items
     (found,) = bootstrap_rankings([ranking], [Ranking.average_precision], generator=generator(0, "test"))
     assert flattered > itself + 0.01
     assert (found.low + found.high) / 2 == pytest.approx(itself, abs=0.01)
+
+
+def test_folds_of_uneven_size_count_alike_and_no_interval_passes_one() -> None:
+    assert bootstrap_interval(np.ones(110), generator=generator(0, "test"), sizes=[10, 100]) == (1.0, 1.0)
+    half = np.concatenate([np.ones(10), np.zeros(1000)])  # one fold all right, the other all wrong
+    assert bootstrap_interval(half, generator=generator(0, "test"), sizes=[10, 1000]) == (0.5, 0.5)

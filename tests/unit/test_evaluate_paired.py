@@ -89,3 +89,9 @@ def test_changes_are_paired_and_their_interval_is_students() -> None:
 
 def test_a_single_pair_has_no_interval() -> None:
     assert compare([0.5], [0.4]).half is None
+
+
+def test_differences_that_are_all_the_same_are_not_taken_for_certain() -> None:
+    found = compare([0.55, 0.57], [0.50, 0.52])  # two seeds, by chance the same five points
+    assert found.change == pytest.approx(0.05) and found.half == pytest.approx(0.0, abs=1e-9)
+    assert not found.is_clear

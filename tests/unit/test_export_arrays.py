@@ -7,6 +7,7 @@ import pytest
 import torch
 from test_export_files import Plane, plane_model, signal_model
 
+import bridle
 from bridle.errors import DataError, UsageError
 from bridle.export.model import Model
 from bridle.models.tokenizer import VitTokenizer
@@ -47,6 +48,9 @@ def test_bytes_are_pictures_only_where_the_model_saw_pictures(model: Model) -> N
     levels = torch.randint(0, 256, (2, 1, 4, 6), generator=generator("levels"), dtype=torch.uint8)
     assert torch.equal(pictures.encode(levels), pictures.encode(levels.float() / 255))
     assert torch.equal(pictures.encode(levels.numpy()), pictures.encode(levels))
+    digits = bridle.load("digits-tiny")
+    drawn = torch.randint(0, 256, (2, 1, 16, 16), generator=generator("drawn"), dtype=torch.uint8)
+    assert torch.equal(digits.tokenize(drawn), digits.tokenize(drawn.float() / 255))
     numbers = torch.randint(0, 256, (2, 2, 12), generator=generator("levels"), dtype=torch.uint8)
     assert torch.equal(model.encode(numbers), model.encode(numbers.float()))
 

@@ -102,8 +102,25 @@ def test_tensors_that_claim_more_than_the_file_holds_are_refused(tmp_path: Path)
     huge = torch.zeros(1).expand(1_000_000, 1_000_000)  # four terabytes on paper
     with pytest.raises(DataError, match="claim 4,000,000,000,000"):
         convert_file(saved(tmp_path, {"a": huge}), tmp_path / "out.safetensors")
-    with pytest.raises(DataError, match="sparse or quantised"):
+    with pytest.raises(DataError, match="are sparse"):
         convert_file(saved(tmp_path, {"a": torch.eye(3).to_sparse()}), tmp_path / "out.safetensors")
+
+
+def test_numbers_that_are_not_plain_are_refused(tmp_path: Path) -> None:
+    for odd in (torch.zeros(3, dtype=torch.complex128), torch.zeros(3).to_sparse()):
+        with pytest.raises(DataError, match=r"'?w'? are sparse, quantised or complex"):
+            convert_file(saved(tmp_path, {"w": odd, "v": torch.zeros(3)}), tmp_path / "out.safetensors")
+
+
+def test_dictionaries_that_lie_in_themselves_or_very_deep_are_refused(tmp_path: Path) -> None:
+    itself: dict[str, Any] = {"w": torch.zeros(3)}
+    itself["model"] = itself["again"] = itself
+    deep: dict[str, Any] = {"w": torch.zeros(3)}
+    for _ in range(100):
+        deep = {"w": torch.zeros(3), "model": deep}
+    for content in (itself, deep):
+        with pytest.raises(DataError, match="lies in itself, in two places, or more than 32 deep"):
+            convert_file(saved(tmp_path, content), tmp_path / "out.safetensors")
 
 
 def test_wrong_names_are_told(tmp_path: Path) -> None:

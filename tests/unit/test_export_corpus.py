@@ -199,6 +199,22 @@ def test_a_part_that_is_missing_or_cut_short_is_told(model: Model, folder: Path,
         bridle.read_codes(tmp_path / "c")
 
 
+def test_a_flipped_bit_in_a_part_is_told(model: Model, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    tokenize(model, folder, out, part_format="safetensors")
+    (part,) = out.glob("part-*")
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1  # a code, which could as well be another one
+    part.write_bytes(content)
+    with pytest.raises(DataError, match="its SHA-256 is not the one in"):
+        rows_of(out)
+    index = json.loads((out / "index.json").read_text())
+    for note in index["parts"]:
+        del note["sha256"]  # as folders were written before
+    (out / "index.json").write_text(json.dumps(index))
+    assert len(rows_of(out)) == 9
+
+
 def test_strict_also_minds_what_an_earlier_command_found(model: Model, folder: Path, tmp_path: Path) -> None:
     stop_at("export.file_done@6", model, folder, tmp_path / "c")
     with pytest.raises(DataError, match=r"3\.npy"):

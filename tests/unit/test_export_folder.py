@@ -16,14 +16,18 @@ import torch
 from conftest import SMALL
 from PIL import Image
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 import bridle
+from bridle.cli import app
 from bridle.data.demo import DigitReader, digits
 from bridle.errors import CheckpointError, ConfigError, UsageError
-from bridle.evaluate.command import probe_run
+from bridle.evaluate.command import _configs, probe_run
 from bridle.evaluate.examine import examine_run
+from bridle.evaluate.finetune import find_start
 from bridle.export.card import plain
-from bridle.export.hub import find_model, released_names
+from bridle.export.folder import write_folder
+from bridle.export.hub import find_model, folder_to_work_in, released_names
 from bridle.export.model import Model
 from bridle.geometry import Geometry
 
@@ -80,8 +84,6 @@ def test_paths_of_the_machine_stay_at_home(model: Model, tmp_path: Path) -> None
     encoder = model.config.encoder.model_copy(update={"weights": "/home/somebody/vit.safetensors"})
     config = model.config.model_copy(update={"data": data, "encoder": encoder})
     trained = model.trained()._replace(config=config)
-    from bridle.export.folder import write_folder
-
     write_folder(tmp_path / "e", trained)
     for path in (tmp_path / "e").iterdir():
         assert b"somebody" not in path.read_bytes(), path.name
@@ -141,6 +143,7 @@ def rewrite(path: Path, **changes: Any) -> None:
         (lambda f: (f / "model.safetensors").unlink(), "damaged or incomplete"),
         (lambda f: (f / "manifest.json").unlink(), "manifest.json"),
         (lambda f: (f / "manifest.json").write_text("{"), "manifest.json"),
+        (lambda f: rewrite(f / "manifest.json", files={}), "its manifest names no model.safetensors"),
         (lambda f: (f / "config.json").write_text("no"), "damaged or not written by bridle"),
         (lambda f: rewrite(f / "config.json", format=2, bridle="9.0"), "has format '2'.*'9.0': install"),
         (lambda f: flip(f / "config.yaml"), "config.yaml: damaged"),
@@ -173,6 +176,58 @@ def test_commands_that_judge_a_run_judge_an_export(folder: Path, model: Model) -
     assert [entry["iteration"] for entry in examined["evaluations"]] == [2]
     with pytest.raises(UsageError, match="holds an exported model and no run"):
         bridle.pretrain("digits-tiny", out=folder, overrides=SMALL, max_steps=2)
+
+
+def test_a_probe_of_an_export_does_not_mind_where_its_encoder_began(model: Model, tmp_path: Path) -> None:
+    encoder = model.config.encoder.model_copy(update={"weights": str(tmp_path / "gone.safetensors")})
+    trained = model.trained()._replace(config=model.config.model_copy(update={"encoder": encoder}))
+    write_folder(tmp_path / "e", trained)
+    settings, tuned = _configs(tmp_path / "e", ["probe.items=20"])
+    assert (settings.encoder.weights, tuned.probe.items) == ("gone.safetensors", 20)
+    with pytest.raises(ConfigError, match=r"encoder\.weights"):
+        _configs(tmp_path / "e", ["encoder.weights=other.safetensors"])
+
+
+def test_weights_that_were_loaded_in_half_precision_are_stored_as_the_card_says(folder: Path, tmp_path: Path) -> None:
+    loaded = bridle.load(folder, device="cpu", dtype=torch.float16)
+    stored = load_file(loaded.save_pretrained(tmp_path / "again") / "model.safetensors")
+    assert {value.dtype for value in stored.values()}.isdisjoint({torch.float16, torch.bfloat16})
+    assert "stored as float32" in (tmp_path / "again" / "README.md").read_text()
+    half = load_file(loaded.save_pretrained(tmp_path / "half", half=True) / "model.safetensors")
+    assert half["encoder.norm.weight"].dtype == torch.float16
+    assert loaded.encoder.norm.weight.dtype == torch.float16  # the model at hand is left as it was
+
+
+def test_settings_of_a_later_version_are_told_with_the_versions(folder: Path) -> None:
+    settings, listed = folder / "config.yaml", json.loads((folder / "manifest.json").read_text())
+    settings.write_text(settings.read_text() + "\nlater: 3\n")
+    content = settings.read_bytes()
+    listed["files"]["config.yaml"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    rewrite(folder / "manifest.json", **listed)
+    with pytest.raises(CheckpointError, match=r"was written by bridle .*unknown key 'later'.*or a newer one"):
+        bridle.load(folder)
+
+
+def test_codes_that_no_codebook_holds_are_refused(model: Model) -> None:
+    for wrong in (np.full((2, 4), 16), np.full((2, 4), -1), np.full((2, 4), 0.5)):
+        with pytest.raises(UsageError, match="code"):
+            model.decode_codes(wrong)
+    assert torch.equal(model.decode_codes(np.ones((2, 4), np.uint8)), model.decode_codes(torch.ones(2, 4).long()))
+    with pytest.raises(UsageError, match="is a single path; give a list"):
+        list(model.tokenize_files("a.png"))
+
+
+def test_an_encoder_of_patches_is_not_said_to_have_predicted_codes(model: Model, tmp_path: Path) -> None:
+    trained = model.trained()
+    facts = trained.facts._replace(parts=("encoder",))
+    write_folder(tmp_path / "e", trained._replace(own_tokenizer=None, facts=facts))
+    card = (tmp_path / "e" / "README.md").read_text()
+    assert "to predict the patches that it does not see.\nIt has no tokenizer" in card
+    assert "residual-quantization" not in card
+    found = json.loads(probe_run(tmp_path / "e", ["probe.items=40", "probe.cache_mb=0"]).read_text())
+    assert found["evaluations"][0]["codebooks"] == []
+    with pytest.raises(UsageError, match="has no tokenizer, so no codes and no codebooks"):
+        examine_run(tmp_path / "e", items=20)
 
 
 def test_an_export_starts_an_encoder(folder: Path, model: Model, tmp_path: Path) -> None:
@@ -268,3 +323,29 @@ def test_a_model_is_pushed_as_the_folder_it_would_be(model: Model, monkeypatch: 
     assert calls == [("somebody/digits", True, True), files]
     with pytest.raises(UsageError, match="give owner/name"):
         model.push_to_hub("digits")
+
+
+def test_results_of_a_model_that_has_only_a_name_go_to_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert folder_to_work_in(folder) == folder
+    released = find_model("digits-tiny")
+    before = sorted(path.name for path in released.iterdir())
+    result = CliRunner().invoke(app, ["codebooks", "digits-tiny", "--items", "20"])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "models" / "digits-tiny" / "codebooks.json").is_file()
+    assert sorted(path.name for path in released.iterdir()) == before
+    assert folder_to_work_in("digits-tiny") == Path("models/digits-tiny")  # the same copy again, with its results
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["digits-tiny"]
+    shutil.rmtree(tmp_path / "models")
+    shutil.copytree(folder, tmp_path / "models" / "digits-tiny")
+    with pytest.raises(UsageError, match="holds something else than 'digits-tiny'"):
+        folder_to_work_in("digits-tiny")
+
+
+def test_fine_tuning_takes_the_iteration_that_an_export_holds(folder: Path) -> None:
+    config = bridle.load(folder).config
+    assert find_start(folder, config, 2) == find_start(folder, config, None)
+    with pytest.raises(UsageError, match="an exported model of iteration 2; it has no iteration 1"):
+        find_start(folder, config, 1)

@@ -113,6 +113,14 @@ def test_parts_of_a_recording_are_items_of_their_own(sound_model: Model, tmp_pat
     assert whole.times[0] == 0.0
 
 
+def test_files_of_other_kinds_in_a_folder_are_counted(picture_model: Model, tmp_path: Path) -> None:
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "a.png")
+    (tmp_path / "b.xyz").write_text("x")
+    found = find_inputs([str(tmp_path)], reader=picture_model.reader, stdin=None)
+    assert [item.path.name for item in found.items] == ["a.png"]
+    assert found.notes == (f"left out in '{tmp_path}': 1 of other kinds.",)
+
+
 def test_parts_of_pictures_make_no_sense(picture_model: Model, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,start,end\na.png,1,2\n")
     with pytest.raises(UsageError, match=r"gives a start or end in seconds, but this model reads .* no time axis"):

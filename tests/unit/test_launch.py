@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from bridle.launch import (
     failure_of,
     make_place,
     minutes,
+    run_here,
     slurm_settings,
     torchrun_arguments,
 )
@@ -40,7 +42,13 @@ def test_every_machine_is_told_where_the_first_is_and_which_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "node_rank", "rendezvous", "why"),
-    [(2, 0, None, "--rendezvous"), (2, 2, "a:1", "--node-rank 2"), (2, 0, "nowhere", "HOST:PORT")],
+    [
+        (2, 0, None, "--rendezvous"),
+        (2, 2, "a:1", "--node-rank 2"),
+        (2, 0, "nowhere", "HOST:PORT"),
+        (2, 0, "node0:99999", "HOST:PORT"),
+        (2, 0, "node0:0", "HOST:PORT"),
+    ],
 )
 def test_numbers_that_do_not_fit_are_refused(nodes: int, node_rank: int, rendezvous: str | None, why: str) -> None:
     with pytest.raises(UsageError, match=why):
@@ -59,10 +67,32 @@ def test_slurm_times_become_minutes(text: str, wanted: int) -> None:
     assert minutes(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["partition", "colour=red", "time=soon", "partition="])
+@pytest.mark.parametrize("text", ["partition", "colour=red", "time=soon", "partition=", "cpus=many"])
 def test_slurm_settings_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--slurm"):
         slurm_settings(text, Place(8, 2), gpus=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--slurm", "partition=a", "--dry-run", "--", "launch", "recipes"],
+        ["--", "launch", "recipes"],
+        ["--slurm", "partition=a", "--rendezvous", "node0:1", "--dry-run", "--", "recipes"],
+    ],
+)
+def test_a_launch_that_contradicts_itself_is_refused(words: list[str]) -> None:
+    refused = CliRunner().invoke(app, ["launch", "--devices", "1", *words]).exception
+    assert isinstance(refused, UsageError)
+
+
+def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        place = Place(1, 2, 0, f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(UsageError, match=r"cannot meet at 127\.0\.0\.1:\d+ .*address already in use"):
+            run_here(place, ["recipes"])
 
 
 def test_the_slurm_script_asks_for_nodes_gpus_and_a_warning() -> None:

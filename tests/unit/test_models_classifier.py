@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from bridle.config import load_config
 from bridle.geometry import Geometry
+from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.masking import Mask, draw_mask
@@ -46,6 +48,30 @@ def test_each_pooling_by_hand() -> None:
     assert torch.equal(columns[1], torch.stack([z[1, [0, 3]].mean(0), z[1, 1], torch.zeros(8)]))
     token = torch.ones(2, 8)
     assert torch.equal(classifier("class").pooled(Encoded(z, token), valid, None)[:, 0], token)
+
+
+def test_deviations_stand_behind_the_means_and_have_a_gradient_where_there_is_no_spread() -> None:
+    z = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    valid = torch.tensor([[True] * 6, [True, True, False, True, False, False]])
+    encoder = Encoder(geometry=GRID, width=8, depth=1, heads=2)
+    model = Classifier(encoder=encoder, classes=3, pool="axis", axis=1, deviation=True)
+    found = model.pooled(Encoded(z, None), valid, None)  # (2, 3 means and 3 deviations, 8)
+    torch.testing.assert_close(found[:, :3], classifier("axis", 1).pooled(Encoded(z, None), valid, None))
+    torch.testing.assert_close(found[0, 4], z[0, [1, 4]].std(0, correction=0))
+    assert not found[1, 4:].any()  # one real token, and none
+    found.sum().backward()
+    assert z.grad is not None and bool(z.grad.isfinite().all())
+    assert model.head.in_features == 6 * 8
+    plain = Classifier(encoder=encoder, classes=3, deviation=True)
+    torch.testing.assert_close(
+        plain.pooled(Encoded(z, None), None, None)[:, 1], z.detach().std(1, correction=0), check_stride=False
+    )
+
+
+def test_the_setting_reaches_the_head() -> None:
+    config = load_config("digits-tiny", ["finetune.deviation=true"])
+    head = build_classifier(config, build_encoder(config), classes=10, iteration=1).head
+    assert head.in_features == 2 * config.encoder.width
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from bridle import failpoints
 from bridle.errors import CheckpointError
 from bridle.train import checkpoint
 from bridle.train.checkpoint import load, load_latest, publish, require_space_for_run, write_json
+from bridle.train.interleave import step_of
 from bridle.train.log import MetricsFile, append_row, read_rows
+from bridle.train.runtime import locked
 
 
 def tensors(value: float = 1.0, size: int = 5) -> dict[str, dict[str, torch.Tensor]]:
@@ -168,3 +172,30 @@ def test_a_row_cut_short_is_replaced_by_the_next(tmp_path: Path) -> None:
     append_row(path, {"index": 2}, place="quarantine.append")
     append_row(path, {"index": 3}, place="quarantine.append")
     assert read_rows(path) == [{"index": 1}, {"index": 2}, {"index": 3}]
+
+
+def test_a_state_that_leaves_something_out_is_a_checkpoint_error(tmp_path: Path) -> None:
+    loaded = load(publish(tmp_path, name(1), tensors(), {"phase_index": 0, "progress": {"step": 1}}, keep=2))
+    with pytest.raises(CheckpointError, match=r"state\.json: damaged or made by other software .*'iteration'"):
+        loaded.state["iteration"]
+    with pytest.raises(CheckpointError, match="its progress is no progress"):
+        step_of(loaded)
+
+
+def test_a_process_that_outlives_the_run_does_not_hold_its_lock(tmp_path: Path) -> None:
+    lives, tell = os.pipe()
+    with locked(tmp_path):
+        child = os.fork()
+        if child == 0:
+            os.write(tell, b"!")
+            time.sleep(30)
+            os._exit(0)
+        assert os.read(lives, 1) == b"!"
+    try:
+        with locked(tmp_path):  # refused while the child shares the lock
+            assert os.waitpid(child, os.WNOHANG) == (0, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(lives)
+        os.close(tell)

@@ -219,3 +219,21 @@ class Owned:
 
 def test_constant_samples_that_come_from_no_file_are_their_owners_business() -> None:
     assert all(not batch.bad for batch in epoch(Owned(), workers=0))
+
+
+@pytest.mark.parametrize("error", [TimeoutError, NotADirectoryError, ConnectionResetError, BlockingIOError])
+def test_every_error_of_a_disk_stays_one_on_its_way(error: type[OSError]) -> None:
+    came = keeper.told({"error": error.__name__, "text": "it did not answer"})
+    assert isinstance(came, OSError)
+    assert str(came) == "it did not answer"
+
+
+def test_a_run_that_was_stopped_and_goes_on_gives_its_files_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "GRACE", 0.05)
+    slot = watch.Slot()
+    slot.note(5, time.monotonic_ns() - 1)
+    assert not slot.late  # the clock went on while everything stood still
+    time.sleep(0.06)
+    assert slot.late
+    slot.note(5, time.monotonic_ns() - 1)  # it has got on
+    assert not slot.late

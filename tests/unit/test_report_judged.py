@@ -86,7 +86,9 @@ def test_folds_and_several_labels_are_told_beside_the_score() -> None:
         ("probe", {"probe": {"pool": "axis", "axis": 1}, "views": 3}, "linear probe, axis 1 kept, 3 views"),
         ("knn", {"probe": {"pool": "class"}, "root": "/home/me/secret/birds"}, "k-NN, class token, on birds"),
         ("probe", {"probe": {"pool": "mean", "head": "adamw"}}, "linear probe, AdamW head"),
-        ("knn", {"probe": {"head": "adamw"}}, "k-NN"),  # which has no head
+        ("probe", {"probe": {"head": "sgd", "loss": "bce"}}, "linear probe, SGD head, BCE"),
+        ("knn", {"probe": {"head": "adamw", "loss": "ce"}}, "k-NN"),  # which has no head
+        ("finetune", {"finetune": {"epochs": 3, "loss": "ce"}}, "fine-tuning, CE, 3 epochs"),
         ("finetune", {"finetune": {"epochs": None, "steps": 4000}}, "fine-tuning, 4,000 steps"),
     ],
 )
@@ -96,9 +98,15 @@ def test_a_protocol_in_words(kind: str, protocol: dict[str, Any], words: str) ->
 
 def test_few_labels_and_retrieval_are_told_beside_the_score() -> None:
     scores = {"accuracy": 0.5, "interval": [0.4, 0.6], "retrieval": {"mean_average_precision": 0.25}}
-    few = {"few_shot": [{"shots": 1, "accuracy": 0.1}, {"shots": 5, "accuracy": 0.3}, "damaged"]}
+    some = {"shots": 5, "accuracy": 0.3, "interval": [0.28, 0.32], "short": 2}
+    few = {"few_shot": [{"shots": 1, "accuracy": 0.1}, some, "damaged"]}
     (row,) = judged_rows([labelled(probe={"evaluations": [{"iteration": 1, "probe": {**scores, **few}}]})])
-    assert row.beside == ["retrieval mAP 25.0", "1 per class: 10.0", "5 per class: 30.0", "0 per class: –"]
+    assert row.beside == [
+        "retrieval mAP 25.0",
+        "1 per class: 10.0",
+        "5 per class (2 have fewer): 30.0 ±2.0",
+        "0 per class: –",
+    ]
 
 
 @pytest.mark.parametrize("damaged", [{}, {"evaluations": 3}, {"evaluations": [None, {"probe": "x"}], "baselines": []}])

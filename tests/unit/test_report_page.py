@@ -166,6 +166,19 @@ def test_runs_of_one_method_on_the_same_data_are_told_apart_by_name() -> None:
     assert list(probes["digits"]) == ["raw", "untrained", "seed-0 iter 1", "seed-1 iter 1", "VQ iter 1"]
 
 
+def test_runs_of_one_recipe_are_told_apart_by_their_folders() -> None:
+    runs = [run(folder="a"), run(folder="b"), run(folder="c"), run(folder="c")]
+    names = [name for name in probes_by_title(runs)["digits"] if "iter" in name]
+    assert names == ["a iter 1", "b iter 1", "c (3) iter 1", "c (4) iter 1"]
+
+
+def test_baselines_that_differ_are_all_shown_with_their_run(tmp_path: Path) -> None:
+    other = {**run().results, "baselines": {"raw": {"accuracy": 0.7}, "untrained": {"accuracy": 0.65}}}
+    text = Tags(page(tmp_path, run(folder="a"), run(folder="b", results=other))).text
+    assert "untrained encoder, a" in text and "untrained encoder, b" in text
+    assert "raw features, a" not in text and text.count("raw features") == 1  # the same for both
+
+
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     assert page(tmp_path, run()) == page(tmp_path, run())
 

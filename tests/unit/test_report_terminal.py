@@ -94,3 +94,16 @@ def test_few_labels_have_a_table_of_their_own_with_a_star_above_the_untrained_en
     ]
     assert "* above the untrained encoder on the same draws" in " ".join(lines[5:])
     assert few_shot_table(RunSummary("name", "set", "RQ", [], {}, "", {})) is None
+
+
+def test_draws_that_are_all_alike_get_no_star_and_classes_with_too_few_items_are_told() -> None:
+    few: dict[str, Any] = {"shots": 50, "draws": 3, "accuracy": 0.5, "interval": [0.5, 0.5], "short": 4}
+    few["over"] = {"untrained": {"change": 0.2, "half": 1e-17}}
+    results = {"evaluations": [{"iteration": 1, "probe": {"few_shot": [few]}}]}
+    table = few_shot_table(RunSummary("name", "set", "RQ", [], results, "", {}))
+    assert table is not None
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    assert "50.0 ±0.0 *" not in capture.get()
+    assert "of 4 classes with too few items all were taken" in " ".join(capture.get().split())

@@ -97,6 +97,34 @@ def test_a_query_of_the_collection_is_no_hit_of_its_own(made: Index, corpus: Pat
     assert made.search(tmp_path / "elsewhere.png", by=by, k=20).itself == 1  # type: ignore[arg-type]
 
 
+def test_an_index_of_relative_names_is_searched_from_any_folder(
+    model: Model, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    indexed(model, Path("pictures"), tmp_path / "index")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    opened = open_index(tmp_path / "index")
+    opened.__dict__["model"] = model
+    found = opened.search(corpus / "cat" / "00.png", k=3)
+    assert found.itself == 1
+    assert {hit.entry.item.path for hit in found.hits} < {*corpus.rglob("*.png")}
+    assert "cannot be shown" not in write_page(opened, [found], tmp_path / "hits.html").read_text()
+
+
+def test_a_model_without_a_tokenizer_is_searched_by_features(corpus: Path, tmp_path: Path) -> None:
+    model = bridle.load("digits-tiny")
+    model.own_tokenizer = None
+    assert indexed(model, corpus, tmp_path / "index").files == 12
+    assert indexed(model, corpus, tmp_path / "index").added == 0
+    opened = open_index(tmp_path / "index")
+    opened.__dict__["model"] = model
+    assert len(opened.search(corpus / "cat" / "00.png", k=3).hits) == 3
+    assert [one.by for one in measure_quality(opened)] == ["features"]
+    with pytest.raises(UsageError, match="has no codes, because its model has no tokenizer"):
+        opened.search(corpus / "cat" / "00.png", by="codes")
+
+
 def test_a_changed_copy_is_the_best_hit_by_codes(made: Index, corpus: Path, tmp_path: Path) -> None:
     pixels = np.array(Image.open(corpus / "dog" / "03.png"))
     pixels[0, 0] ^= 1
@@ -200,9 +228,10 @@ def test_damage_is_one_line(made: Index, tmp_path: Path, name: str) -> None:
         broken.search(query, by="codes")
 
 
-def test_an_index_cannot_lead_out_of_its_folder(made: Index) -> None:
+@pytest.mark.parametrize("name", ["../../etc", "..", "generation-x"])
+def test_an_index_cannot_lead_out_of_its_folder(made: Index, name: str) -> None:
     path = made.folder / "index.json"
-    path.write_text(path.read_text().replace("generation-0000", "../../etc"))
+    path.write_text(path.read_text().replace("generation-0000", name))
     with pytest.raises(DataError, match="leads out of the folder"):
         open_index(made.folder)
 
@@ -273,7 +302,8 @@ def test_the_commands_say_what_they_did(corpus: Path, tmp_path: Path) -> None:
         return result.output
 
     index = str(tmp_path / "index")
-    assert "12 files, 12 added, 0 removed" in run("index", "digits-tiny", str(corpus), "--out", index)
+    made = run("index", "digits-tiny", str(corpus), "--out", index, "--workers", "0")
+    assert "12 files, 12 added, 0 removed" in made
     said = run("search", index, "--evaluate")
     assert re.search(r"features +\d+\.\d", said)
     assert re.search(r"codes +\d+\.\d", said)

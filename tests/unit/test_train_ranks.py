@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bridle import api, distributed
 from bridle.data.loader import BadSample
 from bridle.errors import DataError, RankError, UsageError
 from bridle.train.ranks import Replicas, agree, blocks, digest, require_equal
+from bridle.train.run import Results
 from bridle.train.runtime import StopRequest
+
+cli_app = importlib.import_module("bridle.cli.app")  # `bridle.cli.app` is also the name of what it holds
 
 TINY = ["probe.enabled=false", "schedule.iterations=1", "max_steps=2", "runtime.log_every=1", "encoder_phase.batch=16"]
 
@@ -77,6 +84,57 @@ def test_alone_nothing_is_waited_for() -> None:
     with distributed.process_group():
         assert (distributed.rank(), distributed.world_size()) == (0, 1)
     assert distributed.speaks_first()
+
+
+@pytest.fixture
+def two_ranks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """As if this were rank 0 of 2; what it asks of the other is noted."""
+    asked: list[object] = []
+
+    def gather(value: object, **_: bool) -> list[object]:
+        asked.append(value)
+        return [value, value]
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(distributed, "gather_json", gather)
+    return asked
+
+
+def test_what_is_done_once_asks_nothing_of_ranks_that_wait_for_it(two_ranks: list[object], tmp_path: Path) -> None:
+    def work() -> int:
+        Results(tmp_path / "results.json", {})  # itself read once for all ranks
+        return distributed.world_size()
+
+    assert distributed.done_once(work) == 1
+    assert two_ranks == [None, [1]]  # that nothing went wrong, and what was found
+    assert distributed.world_size() == 2
+    with pytest.raises(DataError, match="no"):
+        distributed.done_once(lambda: (_ for _ in ()).throw(DataError("no")))
+    assert distributed.world_size() == 2
+
+
+def test_a_batch_that_cannot_be_shared_is_refused_before_there_is_a_run(
+    two_ranks: list[object], tmp_path: Path
+) -> None:
+    for phase in ("encoder", "tokenizer"):
+        with pytest.raises(UsageError, match=f"batch of 15 cannot be shared .* by 2 .* for {phase}_phase.batch"):
+            api.pretrain("digits-tiny", out=tmp_path / "run", overrides=[f"{phase}_phase.batch=15"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_command_for_one_process_does_not_wait_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(cli_app, "app", lambda **_: seen.append(os.environ.get("WORLD_SIZE")))
+    monkeypatch.setattr(sys, "argv", ["bridle", "demo"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    cli_app.main()
+    assert seen == []  # another rank does it
+    monkeypatch.setenv("RANK", "0")
+    cli_app.main()
+    assert seen == [None]
 
 
 def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
