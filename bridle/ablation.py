@@ -13,6 +13,9 @@ being the benchmark:
 Rows that differ only in `finetune.` share their pretraining. Every score (with folds their mean) is paired with the
 benchmark's of the same seed, with Student's interval of the differences; under a single seed rows are compared by the
 test items that only one of them answered rightly (`bridle.evaluate.paired`). "*" marks what can hardly be chance.
+
+cpu.jsonl beside the table has a line for every process that ended: what it worked on, and its CPU seconds. So the cost
+of a table is that of all the times it was started.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ import io
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from statistics import mean, stdev
@@ -38,10 +42,12 @@ from bridle.evaluate.paired import Change, Hits, compare, compare_hits, read_hit
 from bridle.processes import run_beside
 from bridle.seeding import generator, mix
 from bridle.train.checkpoint import write_json
+from bridle.train.log import append_row, read_rows
 
 MEASURES = ("probe", "finetune")
 ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
 KEYS = ("title", "iterations", "measures", "rows")
+COSTS = "cpu.jsonl"
 
 
 class Grid(NamedTuple):
@@ -127,6 +133,7 @@ def run_grid(
         {f"{folder.name}": ["pretrain", recipe, *cell.pretrain, "--out", str(folder)] for folder, cell in runs.items()},
         jobs=jobs,
         console=console,
+        spent=partial(note_cost, out),
     )
     if "finetune" in grid.measures:
         for cell in grid_cells:  # one after the other: rows that share a run share its folder
@@ -134,6 +141,7 @@ def run_grid(
                 {f"{cell.folder.name} finetune": ["finetune", str(cell.folder), *cell.finetune]},
                 jobs=1,
                 console=console,
+                spent=partial(_note_finetuning, out, cell),
             )
             _keep_finetuned(cell)
     scores = {cell: read_scores(cell, grid) for cell in grid_cells}
@@ -160,6 +168,26 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
 
 def _finetuned_file(cell: Cell) -> Path:
     return cell.folder / f"finetune-{mix(*cell.finetune) % 16**6:06x}.json"
+
+
+def _finetuning(cell: Cell) -> str:
+    """What the fine-tuning of a cell is called in the list of costs."""
+    return f"{cell.folder.name}/{_finetuned_file(cell).stem}"
+
+
+def _note_finetuning(out: Path, cell: Cell, _: str, seconds: float) -> None:
+    note_cost(out, _finetuning(cell), seconds)
+
+
+def note_cost(out: Path, work: str, seconds: float) -> None:
+    """Keep what a process cost, beside the table: a run that was never begun has no folder to keep it in."""
+    append_row(out / COSTS, {"work": work, "cpu_seconds": round(seconds, 3)}, place="results.write")
+
+
+def cpu_minutes(out: Path, cells_: Iterable[Cell]) -> float:
+    """What these cells cost over all starts, a run that several of them share once."""
+    works = {work for cell in cells_ for work in (cell.folder.name, _finetuning(cell))}
+    return sum(float(row["cpu_seconds"]) for row in read_rows(out / COSTS) if row["work"] in works) / 60
 
 
 def _keep_finetuned(cell: Cell) -> None:
@@ -210,9 +238,14 @@ def write_tables(
     minutes: float,
 ) -> Path:
     """The grid as Markdown, CSV and JSON, and on the screen."""
-    lines = [table_line(grid, scores, row) for row in grid.rows]
+    lines = [
+        {**table_line(grid, scores, row), "cpu_minutes": cpu_minutes(out, [cell for cell in scores if cell.row == row])}
+        for row in grid.rows
+    ]
+    cpu = cpu_minutes(out, scores)
     seeds = sorted({cell.seed for cell in scores})
     heads = ["row", *(f"{measure} %" for measure in grid.measures), *(f"{measure} change" for measure in grid.measures)]
+    heads.append("CPU min")
     command = f"bridle ablate {' '.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
     over_items = any(change["over"] == "items" for line in lines for change in line["changes"].values())
     paired = (
@@ -220,9 +253,10 @@ def write_tables(
         if over_items
         else f"{'seed' if len(seeds) > 1 else 'fold'} (Student's), * where it excludes 0"
     )
-    told = f"`{command}`; {minutes:.1f} minutes since it was last started. Mean ± spread over seeds; changes are "
-    told += f"± half their 95 % interval, paired by {paired}. Nothing was chosen on test data."
-    rows = [[line["row"], *line["shown"]] for line in lines]
+    told = f"`{command}`; {cpu:.1f} CPU minutes in all, {minutes:.1f} wall minutes since it was last started. "
+    told += f"Mean ± spread over seeds; changes are ± half their 95 % interval, paired by {paired}. "
+    told += "Nothing was chosen on test data."
+    rows = [[line["row"], *line["shown"], f"{line['cpu_minutes']:.1f}"] for line in lines]
     markdown = "\n".join(
         [f"**{grid.title}**", "", _bar(heads), _bar(["---"] * len(heads)), *(_bar(row) for row in rows), "", told, ""]
     )
@@ -230,7 +264,8 @@ def write_tables(
     text = io.StringIO()
     csv.writer(text).writerows([heads, *rows])
     (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
-    write_json(out / "table.json", {"title": grid.title, "command": command, "seeds": seeds, "rows": lines})
+    cost = {"cpu_minutes": cpu, "wall_minutes_since_last_start": minutes}
+    write_json(out / "table.json", {"title": grid.title, "command": command, "seeds": seeds, **cost, "rows": lines})
     screen = Table(*heads, title=grid.title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
         screen.add_row(*row)

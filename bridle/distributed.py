@@ -115,12 +115,12 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def from_first_rank(x: Tensor) -> Tensor:
-    """Rank 0's `x` on every rank; shapes must agree."""
+    """Rank 0's `x` on every rank; shapes must agree. Waits patiently: rank 0 may have had work that nobody else had."""
     if not is_active():
         return x
-    copy = x.contiguous().clone()
-    dist.broadcast(copy, src=0)
-    return copy
+    copy = x.detach().to("cpu", copy=True).contiguous()  # the patient group is one of CPUs
+    dist.broadcast(copy, src=0, group=_groups.get("patient"))
+    return copy.to(x.device)
 
 
 def gather_rows(x: Tensor, *, patient: bool = False) -> Tensor:

@@ -7,12 +7,13 @@ save and leave when the command that started them does, or is killed.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, NamedTuple
 
 from rich.console import Console
@@ -31,8 +32,17 @@ class Started(NamedTuple):
     said: list[str]
 
 
-def run_beside(commands: Mapping[str, Sequence[str]], *, jobs: int, console: Console) -> None:
-    """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them."""
+def run_beside(
+    commands: Mapping[str, Sequence[str]],
+    *,
+    jobs: int,
+    console: Console,
+    spent: Callable[[str, float], None] | None = None,
+) -> None:
+    """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them.
+
+    `spent` is told the name and the CPU seconds (with all its children's) of every command that ended, however it did.
+    """
     waiting, running = dict(commands), dict[str, Started]()
     with StopRequest().listening() as stop:
         try:
@@ -41,15 +51,29 @@ def run_beside(commands: Mapping[str, Sequence[str]], *, jobs: int, console: Con
                 while waiting and len(running) < jobs:
                     name = next(iter(waiting))
                     running[name] = start(name, waiting.pop(name), console)
-                for name in [name for name, started in running.items() if started.process.poll() is not None]:
-                    finish(name, running.pop(name))
+                for name in list(running):
+                    before = children_seconds()
+                    if running[name].process.poll() is not None:
+                        started = running.pop(name)
+                        if spent is not None:
+                            spent(name, children_seconds() - before)
+                        finish(name, started)
                 time.sleep(POLL)
         finally:  # the others save and leave
             for started in running.values():
                 started.process.terminate()
-            for started in running.values():
+            for name, started in running.items():
+                before = children_seconds()
                 started.process.wait()
+                if spent is not None:
+                    spent(name, children_seconds() - before)
                 started.reader.join()
+
+
+def children_seconds() -> float:
+    """CPU seconds, user's and system's, of the children that were waited for so far; one more wait adds one child."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def start(name: str, arguments: Sequence[str], console: Console) -> Started:

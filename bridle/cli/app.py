@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,8 +68,8 @@ def here(run: Path) -> Path:
     return folder
 
 
-def show_results(run: Path, results: str = "results.json") -> None:
-    """The results of a run as a table, then what was written and what to do next."""
+def show_results(run: Path, results: str = "results.json", *, overrides: Sequence[str] = ()) -> None:
+    """The results of a run as a table, then what was written and what to do next, on the same data."""
     from bridle.report.runs import read_run
     from bridle.report.terminal import few_shot_table, results_table
 
@@ -80,7 +82,9 @@ def show_results(run: Path, results: str = "results.json") -> None:
             screen.print(table)
     if (run / results).is_file():
         typer.echo(f"wrote {run / results}")
-    typer.echo(f"Next:  bridle probe {run}   ·   bridle report {run}")
+    data = [change for change in overrides if change.startswith("data.")]
+    other = shlex.join(["bridle", "knn" if results == "probe.json" else "probe", str(run), *data])
+    typer.echo(f"Next:  {other}   ·   {shlex.join(['bridle', 'report', str(run)])}")
 
 
 def show_written(written: Any, *, reader: str) -> None:

@@ -34,7 +34,7 @@ def probe(
     given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
     changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
     changes += ["probe.cache_mb=0"] if no_cache else []
-    show_results(run, probe_run(run, [*(overrides or []), *changes]).name)
+    show_results(run, probe_run(run, [*(overrides or []), *changes]).name, overrides=overrides or [])
 
 
 @app.command()
@@ -49,7 +49,7 @@ def knn(run: RunFolder, overrides: Overrides = None, no_cache: NoCache = False) 
 
     run = here(run)
     changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
-    show_results(run, knn_run(run, changes).name)
+    show_results(run, knn_run(run, changes).name, overrides=overrides or [])
 
 
 @app.command()

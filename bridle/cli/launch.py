@@ -14,7 +14,9 @@ from bridle.errors import UsageError
 @app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="A bridle command, after --.")],
-    devices: Annotated[int | None, typer.Option(min=1, help="Processes a machine; one per GPU without it.")] = None,
+    devices: Annotated[
+        int | None, typer.Option(min=1, help="Processes a machine; one per GPU if not given (needed with --slurm).")
+    ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     node_rank: Annotated[int, typer.Option(min=0, help="Which of the machines this is, from 0.")] = 0,
     rendezvous: Annotated[str | None, typer.Option(help="HOST:PORT of machine 0, with --nodes.")] = None,
@@ -33,7 +35,9 @@ def launch(
     if slurm is not None:
         if rendezvous is not None or node_rank:
             raise UsageError("--slurm finds --rendezvous and --node-rank by itself; leave them out.")
-        place = launching.Place(devices or launching.default_devices(), nodes)
+        if devices is None:  # this is a login node: its GPUs say nothing of those of the job
+            raise UsageError("--slurm needs --devices: how many GPUs (or, on CPUs, processes) each node is to use.")
+        place = launching.Place(devices, nodes)
         settings = launching.slurm_settings(slurm, place, gpus="runtime.device=cpu" not in command)
         task = launching.SlurmTask(devices=place.devices, nodes=nodes, command=command)
         if dry_run:

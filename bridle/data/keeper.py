@@ -96,6 +96,7 @@ class Keeper:
         self.process = self._start(owner)
 
     def _start(self, owner: object) -> DataProcess:
+        self.knows = set(watch.condemned)  # a fork knows what this process knows
         return DataProcess(partial(serve, owner, self.shared))
 
     def close(self) -> None:
@@ -130,7 +131,9 @@ class Keeper:
         """The answer; None if the process died or is late. Whatever else ends the wait ends the process, too."""
         line = self.process.connection
         try:
-            send(line, {**request, "condemned": list(watch.condemned.items())}, states, self.shared)
+            news = [(key, why) for key, why in watch.condemned.items() if key not in self.knows]
+            send(line, {**request, "condemned": news}, states, self.shared)
+            self.knows.update(key for key, _ in news)
             while not line.poll(LOOK):
                 if self.process.slot.late:
                     return None

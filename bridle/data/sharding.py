@@ -276,18 +276,20 @@ def locked(out: Path) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {quoted(out)} is a file; give a folder.")
     out.mkdir(parents=True, exist_ok=True)
-    ours = known_records(out)
-    foreign = next((file.name for file in sorted(out.glob("*.tar")) if file.name not in ours), None)
-    if foreign is not None:
-        raise UsageError(f"{quoted(out)} holds {quoted(foreign)}, which is not of this command; give another --out.")
-    (out / RECORDS).mkdir(exist_ok=True)
+    # The file of the lock stays: who opens it just before it is removed would lock nothing that others see.
     with (out / f"{RECORDS}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(f"another process is writing shards to {quoted(out)}; wait for it, or stop it.") from error
+        ours = known_records(out)  # only now: who writes adds shards between one look and the next
+        foreign = next((file.name for file in sorted(out.glob("*.tar")) if file.name not in ours), None)
+        if foreign is not None:
+            raise UsageError(
+                f"{quoted(out)} holds {quoted(foreign)}, which is not of this command; give another --out."
+            )
+        (out / RECORDS).mkdir(exist_ok=True)
         yield
-    (out / f"{RECORDS}.lock").unlink(missing_ok=True)
 
 
 def write_json(file: Path, values: object) -> None:

@@ -27,7 +27,7 @@ from torch import nn
 from bridle import distributed
 from bridle.data.memory import TensorSource
 from bridle.data.part import Part
-from bridle.data.sources import Source
+from bridle.data.sources import Source, Splits
 from bridle.evaluate.features import NO_FEATURES, Array, Features
 
 FORMAT = 1
@@ -129,6 +129,19 @@ def weights_digest(network: nn.Module) -> str:
     return content_digest({name: value.detach().cpu().numpy() for name, value in network.state_dict().items()})
 
 
+def splits_digest(splits: Splits) -> str | None:
+    """Names a whole data set as it is now, folds too; None where some of it has no name (collective: rank 0 looks)."""
+
+    def look() -> str | None:
+        parts = [data_digest(source) for source in (splits.train, splits.test) if source is not None]
+        if None in parts:
+            return None
+        folds = None if splits.folds is None else list(splits.folds)
+        return hashlib.sha256(json.dumps([parts, folds]).encode()).hexdigest()[:32]
+
+    return distributed.done_once(look)
+
+
 def data_digest(source: Source) -> str | None:
     """Names the items of a source, their content and their labels; None where that takes reading them."""
     digest, indices = hashlib.sha256(), list(range(len(source)))
@@ -141,7 +154,7 @@ def data_digest(source: Source) -> str | None:
         digest.update(content_digest({"x": source.x[indices].numpy()}).encode())
         return digest.hexdigest()
     places: Sequence[object] | None = getattr(source, "paths", None)
-    if places is None or labels is None:  # somebody's Dataset, or labels that only the items know
+    if places is None:  # somebody's Dataset
         return None
     spans: Sequence[object] | None = getattr(source, "spans", None)
     stamps: dict[Path, str] = {}

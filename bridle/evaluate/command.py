@@ -1,21 +1,23 @@
 """`bridle probe` and `bridle knn`: evaluate the encoders of a run, on its own data or on other, and write JSON beside.
 
 The result files have one form: a header with the protocol, the baselines, and one entry per finished iteration whose
-`probe` holds the scores.
+`probe` holds the scores. The protocol names the data by its files, so that what was measured before they changed is
+measured again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from bridle import distributed
 from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.build import is_labelled, open_data
 from bridle.data.cache import MEGABYTE
+from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
-from bridle.evaluate.cache import FeatureCache
+from bridle.evaluate.cache import FeatureCache, splits_digest
 from bridle.evaluate.judge import Judge
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import finished_phases, restore_nets
@@ -31,14 +33,25 @@ MAY_CHANGE = (
 )
 
 
+class Opened(NamedTuple):
+    """What is judged, and on what."""
+
+    ends: list[Path]  # checkpoints
+    splits: Splits
+    data: str | None  # names the data as it is now, where that can be told
+    progress: ProgressLine
+
+
 def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
     """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew."""
     trained, config = _configs(folder, overrides)
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
-        results = _results(folder / "probe.json", _header(config))
-        if _header(config) == _header(trained):
-            take_over(folder / "results.json", results)
-        return _evaluate(folder, trained, config, results, "linear")
+        opened = _open(folder, config)
+        header = _header(config, folder, opened.data)
+        results = _results(folder / "probe.json", header, opened.progress)
+        if header == _header(trained, folder, opened.data):
+            take_over(folder / "results.json", results, data=opened.data)
+        return _evaluate(folder, trained, config, results, opened, "linear")
 
 
 def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
@@ -47,15 +60,19 @@ def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
     if config.probe.pool == "attentive":
         raise ConfigError("probe.pool: 'attentive' learns with a linear classifier; use mean, axis or class for k-NN.")
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
-        results = _results(folder / "knn.json", {**_header(config), "evaluation": "k-NN"})
-        return _evaluate(folder, trained, config, results, "neighbours")
+        opened = _open(folder, config)
+        header = {**_header(config, folder, opened.data), "evaluation": "k-NN"}
+        results = _results(folder / "knn.json", header, opened.progress)
+        return _evaluate(folder, trained, config, results, opened, "neighbours")
 
 
-def take_over(path: Path, results: Results) -> None:
-    """Use what the run itself has already measured by the same protocol."""
+def take_over(path: Path, results: Results, *, data: str | None) -> None:
+    """Use what the run itself has already measured by the same protocol, if all of it was on this data."""
     if not path.is_file() or results.value["evaluations"]:
         return
     known = Results(path, {}).value
+    if any(entry.get("data") != data for entry in known["evaluations"]):
+        return  # the baselines then are of other data too
     if known["baselines"]:
         results.set_baselines(known["baselines"])
     for entry in known["evaluations"]:
@@ -63,10 +80,8 @@ def take_over(path: Path, results: Results) -> None:
             results.add(entry)
 
 
-def _evaluate(
-    folder: Path, trained: Config, config: Config, results: Results, classifier: Literal["linear", "neighbours"]
-) -> Path:
-    """Judge the encoder of every finished iteration that the results do not hold yet."""
+def _open(folder: Path, config: Config) -> Opened:
+    """The finished encoders and the labelled data, or an error that says what is missing."""
     ends = finished_phases(folder)
     if not ends:
         raise UsageError(
@@ -80,12 +95,25 @@ def _evaluate(
             f"{config.data.manifest or config.data.root or config.data.source}: a probe needs labels, one folder per "
             "class; point data.root=… to a labelled folder."
         )
+    return Opened(ends, splits, splits_digest(splits), progress)
+
+
+def _evaluate(
+    folder: Path,
+    trained: Config,
+    config: Config,
+    results: Results,
+    opened: Opened,
+    classifier: Literal["linear", "neighbours"],
+) -> Path:
+    """Judge the encoder of every finished iteration that the results do not hold yet."""
+    progress = opened.progress
     # A probe computes in fp32, whatever the run was trained in.
     machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
     kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=progress.note)
     cache = kept if config.probe.cache_mb else None
-    judge = Judge(config, splits, machine, results, progress, strict=True, classifier=classifier, cache=cache)
-    for path in ends:
+    judge = Judge(config, opened.splits, machine, results, progress, strict=True, classifier=classifier, cache=cache)
+    for path in opened.ends:
         loaded = load_checkpoint(path)
         iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
         if results.has(iteration):
@@ -112,14 +140,19 @@ def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
     return trained, config
 
 
-def _results(path: Path, header: Mapping[str, Any]) -> Results:
-    """What the file holds, if it was found by the same protocol."""
-    results = Results(path, header)
-    return results if results.value.get("protocol") == header["protocol"] else Results.anew(path, header)
+def _results(path: Path, header: Mapping[str, Any], progress: ProgressLine) -> Results:
+    """What the file holds, if it was found by the same protocol on the same data."""
+    results, wanted = Results(path, header), header["protocol"]
+    known = results.value.get("protocol")
+    if known == wanted:
+        return results
+    if isinstance(known, dict) and {**known, "data": None} == {**wanted, "data": None}:
+        progress.note(f"{path.name}: files or labels of the data have changed since; measuring again.")
+    return Results.anew(path, header)
 
 
-def _header(config: Config) -> dict[str, Any]:
+def _header(config: Config, folder: Path, digest: str | None) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
     probe = config.probe.model_dump(mode="json", exclude={"cache_mb"})
-    protocol = {"probe": probe, **data, "crops": config.video.crops, "seed": config.seed}
-    return {**results_header(config), "protocol": protocol}
+    protocol = {"probe": probe, **data, "data": digest, "crops": config.video.crops, "seed": config.seed}
+    return {**results_header(config, folder), "protocol": protocol}

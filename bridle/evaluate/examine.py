@@ -67,7 +67,7 @@ def examine_run(
         )})  # fmt: skip
     if not found:
         raise CheckpointError(f"{folder / 'checkpoints'}: none of the finished phases can be read.")
-    write_json(folder / FILE, {"format": 1, **results_header(config), "evaluations": found})
+    write_json(folder / FILE, {"format": 1, **results_header(config, folder), "evaluations": found})
     return folder / FILE
 
 

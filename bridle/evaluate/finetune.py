@@ -30,6 +30,7 @@ from bridle.data.mixing import mixed
 from bridle.data.part import part_of
 from bridle.data.sources import Labels, Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
+from bridle.evaluate.cache import splits_digest
 from bridle.evaluate.features import stratified
 from bridle.evaluate.items import choose_items
 from bridle.evaluate.scoring import Scored, blind_score, score_items, true_labels
@@ -98,7 +99,9 @@ def finetune_run(
     start = find_start(folder, config, iteration)
     place = folder / "finetune" / f"{start.name}-{protocol_digits(config)}"
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
-        if not distributed.done_once((place / "result.json").is_file):
+        if distributed.done_once((place / "result.json").is_file):
+            tell_changes(place, config)
+        else:
             require_even_shares(config.finetune.batch, distributed.world_size(), key="finetune.batch")
             distributed.done_once(partial(place.mkdir, parents=True, exist_ok=True))
             with locked_by_first(place), StopRequest().listening() as stop:
@@ -140,7 +143,8 @@ class Job:
                 self.progress.note(f"fine-tuning from {self.start.name}{which}: {len(unit.train)} items")
                 distributed.done_once(partial(folder.mkdir, exist_ok=True))
                 self.tune(folder, unit, task)
-        return distributed.done_once(lambda: self.together(units))
+        data = splits_digest(splits)
+        return {**distributed.done_once(lambda: self.together(units)), "data": data}
 
     def together(self, units: Sequence[Unit]) -> dict[str, Any]:
         """What all folds say, as an entry."""
@@ -210,6 +214,18 @@ class Job:
         classifier = build_classifier(config, encoder, classes=task.classes, iteration=start.iteration)
         decay = config.finetune.weight_ema
         return Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
+
+
+def tell_changes(place: Path, config: Config) -> None:
+    """Say so if a finished result is of other data; hours of training are not done again unasked."""
+    progress, known = ProgressLine(), distributed.done_once(lambda: read_json(place / "result.json").get("data"))
+    try:
+        changed = splits_digest(open_data(config)) != known
+    except DataError as error:
+        progress.note(f"{place}: was finished before, but its data cannot be read now: {error}")
+        return
+    if changed and known is not None:
+        progress.note(f"{place}: files or labels of the data have changed since; delete it to fine-tune again.")
 
 
 def training_seconds(rows: Sequence[Mapping[str, Any]], batch: int) -> float:
@@ -325,7 +341,7 @@ def protocol_digits(config: Config) -> str:
 
 def gather_results(folder: Path, config: Config) -> Path:
     """Write RUN/finetune.json: every start that is finished under these settings."""
-    header = {**results_header(config), "protocol": protocol(config)}
+    header = {**results_header(config, folder), "protocol": protocol(config)}
     results = Results.anew(folder / FILE, header)
     for path in sorted((folder / "finetune").glob(f"*-{protocol_digits(config)}/result.json")):
         results.add(read_json(path))

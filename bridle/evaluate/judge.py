@@ -20,7 +20,7 @@ from bridle.data.sources import Source, Splits, Views
 from bridle.errors import DataError
 from bridle.evaluate.advice import in_force
 from bridle.evaluate.attentive import fit_attentive
-from bridle.evaluate.cache import FeatureCache, data_digest, make_key, weights_digest
+from bridle.evaluate.cache import FeatureCache, data_digest, make_key, splits_digest, weights_digest
 from bridle.evaluate.codebooks import codebook_health, verdicts
 from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
 from bridle.evaluate.fewshot import beside, few_shots
@@ -78,22 +78,24 @@ class Judge:
         self.train = part_of(splits.train, kept)
         self.test = None if splits.test is None else part_of(splits.test, self.chosen(splits.test, "test"))
         self.folds = None if folds is None else [folds[i] for i in kept]
+        self.splits = splits
         self.everything = splits.train  # codebook health is about the whole set, however few items are probed
         self.labelled = is_labelled(splits.train)
         self.rows = max(1, min(MOST_ROWS, MOST_NUMBERS // prod(config.geometry.build().shape)))
 
     def __call__(self, nets: Nets) -> dict[str, Any]:
         """One entry of results.json."""
-        found = self.probed(nets.encoder) if self.labelled else None
+        # With the data it was measured on, so that nobody takes it for a score on what the data becomes later.
+        found = {"probe": self.probed(nets.encoder), "data": splits_digest(self.splits)} if self.labelled else None
         if nets.own_tokenizer is None:
-            return {"probe": found, "codebooks": [], "verdicts": []}
+            return {**(found or {"probe": None}), "codebooks": [], "verdicts": []}
         stages = self.codebooks(nets)
         judged = verdicts(stages, in_force(self.config, nets.tokenizer))
         for verdict in judged:
             if verdict.level != "ok":
                 self.progress.note(f"codebook warning, stage {verdict.stage}: {verdict.text}")
         return {
-            "probe": found,
+            **(found or {"probe": None}),
             "codebooks": [
                 {**stage._asdict(), "norms_start": norms} for stage, norms in zip(stages, nets.norms_start, strict=True)
             ],

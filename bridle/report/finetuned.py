@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from bridle.report.runs import items, mapping, number, whole
+from bridle.report.runs import items, mapping, model_name, number, whole
 
 SINGLE = (("top5", "top-5 %", 100), ("balanced_accuracy", "balanced %", 100), ("mean_average_precision", "mAP %", 100))
 SEVERAL = (("mean_auc", "AUC %", 100), ("d_prime", "d′", 1))
@@ -27,7 +27,7 @@ def finetune_table(results: Mapping[str, Any]) -> Table | None:
     for heading in ("accuracy %" if single else "mAP %", *(heading for _, heading, _ in shown), "items", "minutes"):
         table.add_column(heading, justify="right")
     for entry, figures in rows:
-        start = "scratch" if entry.get("start") == "scratch" else f"{results.get('method')} iter{entry['iteration']}"
+        start = "scratch" if entry.get("start") == "scratch" else model_name(results.get("method"), entry["iteration"])
         folds = len(items(figures.get("folds")))
         table.add_row(
             f"{start}, {folds} folds" if folds else start,

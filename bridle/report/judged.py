@@ -113,7 +113,9 @@ def _found(kind: str, results: Mapping[str, Any], one: Labelled) -> Iterator[Fou
         if entry.get("start") == "scratch":
             yield Found("from scratch", _scores(kind, entry), None)
         else:
-            yield Found(f"{one.label} iteration {whole(entry.get('iteration'))}", _scores(kind, entry), one.anchor)
+            imported = results.get("method") == "imported"  # from elsewhere: it knows no iterations
+            name = one.label if imported else f"{one.label} iteration {whole(entry.get('iteration'))}"
+            yield Found(name, _scores(kind, entry), one.anchor)
 
 
 def _known(found: Found, group: Sequence[Found]) -> bool:

@@ -119,6 +119,11 @@ def main_score(probe: Mapping[str, Any]) -> float | None:
     return number(probe.get("mean_average_precision")) if found is None else found
 
 
+def model_name(method: object, iteration: object) -> str:
+    """What one evaluated model is called; one from elsewhere knows no iterations."""
+    return "imported" if method == "imported" else f"{method} iter{whole(iteration)}"
+
+
 def score_name(probe: Mapping[str, Any]) -> str:
     """Which of the two it is."""
     return "accuracy" if number(probe.get("accuracy")) is not None or main_score(probe) is None else "mAP"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from bridle.report.runs import RunSummary, item, items, main_score, mapping, number, score_name, whole
+from bridle.report.runs import RunSummary, item, items, main_score, mapping, model_name, number, score_name, whole
 
 FEW_SHOT_NOTE = "± half the 95 % interval over draws; * above the untrained encoder on the same draws"
 BASELINES = {"raw": "raw input", "untrained": "untrained encoder"}
@@ -50,7 +50,7 @@ def _baselines(run: RunSummary) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _evaluations(run: RunSummary) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for entry in run.evaluations:
-        yield f"{run.method} iter{entry['iteration']}", entry
+        yield model_name(run.method, entry["iteration"]), entry
 
 
 def _rows(run: RunSummary) -> list[tuple[str, Mapping[str, Any]]]:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from bridle import failpoints
-from bridle.errors import CheckpointError, NonFiniteError, unwritable
+from bridle.errors import CheckpointError, NonFiniteError, quoted, unwritable
 
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
 EXPORTED = "config.json"  # the state of an exported folder, which is read like a checkpoint
@@ -31,12 +31,36 @@ LARGEST_JSON = 64_000_000  # bytes; code norms of the largest codebooks fit
 SPARE = 1_000_000  # bytes beside the tensors
 
 
+def is_count(value: object) -> bool:
+    """0, 1, 2, …; True and False are numbers to Python alone."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+# What the values of a state may be; those that are not here are for people.
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "iteration": is_count,
+    "phase_index": is_count,
+    "phase": lambda value: isinstance(value, str),
+    "finished": lambda value: isinstance(value, bool),
+    "progress": lambda value: isinstance(value, dict) and all(map(is_count, value.values())),
+    "made_with": lambda value: isinstance(value, dict),
+    "parts": lambda value: value is None or isinstance(value, list),
+    "norms_start": lambda value: isinstance(value, list) and all(isinstance(row, list) for row in value),
+}
+
+
 class Loaded(NamedTuple):
     """A checkpoint as read back: tensors by file stem, the JSON state, and its folder."""
 
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
+
+    def group(self, stem: str) -> dict[str, Tensor]:
+        """The tensors of one file."""
+        if stem not in self.tensors:
+            raise CheckpointError(f"{self.path}: its manifest names no {stem}.safetensors; get the folder again.")
+        return self.tensors[stem]
 
 
 class State(dict[str, Any]):
@@ -45,6 +69,10 @@ class State(dict[str, Any]):
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
         super().__init__(values)
         self.file = file
+        for key, is_right in KINDS.items():
+            if key in values and not is_right(values[key]):
+                said = f"its {key!r} is {quoted(values[key])}"
+                raise CheckpointError(f"{file}: damaged or made by other software ({said}).")
 
     def __missing__(self, key: str) -> Any:
         raise CheckpointError(f"{self.file}: damaged or made by other software (it does not say {key!r}).")
@@ -164,6 +192,11 @@ def checkpoint_folders(root: Path) -> list[Path]:
 def is_exported(folder: Path) -> bool:
     """Is this the folder of an exported model, which holds one checkpoint of some networks and no run?"""
     return (folder / EXPORTED).is_file() and (folder / MANIFEST).is_file()
+
+
+def exported_facts(folder: Path) -> dict[str, Any]:
+    """What an exported folder says of its model beside the weights."""
+    return _read_json(folder / EXPORTED)
 
 
 def is_folder(path: Path) -> bool:

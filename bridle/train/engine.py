@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bridle import distributed, failpoints
 from bridle.config.schema import MaskConfig, PhaseConfig
 from bridle.data.loader import Batch
-from bridle.errors import NonFiniteError
+from bridle.errors import CheckpointError, NonFiniteError, UsageError
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.transformer import drop_path_scales
 from bridle.quantize import Statistics
@@ -111,6 +111,18 @@ class Draws:
             return 1.0
         return self.real_tokens(batch) * self.batch / (len(batch.x) * max(1, self.tokens))
 
+    @cached_property
+    def hidden_tokens(self) -> int:
+        """Masked tokens of the global batch; the first look at it is collective."""
+        here = sum(int(self.mask(batch).masked.sum()) for batch in self.micro_batches)
+        return int(distributed.sum_over_ranks(torch.tensor(here)))
+
+    def hidden_share(self, batch: Batch, counted: Tensor) -> float:
+        """As `token_share`, of the masked tokens, of which this micro-batch has those marked in `counted`."""
+        if self.tokens is None:
+            return 1.0
+        return int(counted.sum()) * self.batch / (len(batch.x) * max(1, self.hidden_tokens))
+
     def mask(self, batch: Batch, settings: MaskConfig | None = None) -> Mask:
         """The mask of these rows, by the run's own mask settings unless others are given."""
         config, device = self.run.config, self.run.machine.device
@@ -171,10 +183,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     ages = CodeAge(run.config.quantizer.sizes) if phase.has_codes else None
     progress = Progress()
     if restored is not None:
-        progress = Progress(**restored.state["progress"])
-        load_optimizer_tensors(optimizer, parameters, restored.tensors.get("optimizer", {}))
-        if ages is not None:
-            ages.load_state(restored.tensors["ages"])
+        progress = restore(restored, optimizer, parameters, ages)
     loader = run.loader(
         phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
@@ -205,6 +214,22 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
             run.leave(f"saved at step {progress.step} of {phase.key}.")
     replicas.dissolve(run.nets, save(end=True))
     run.leave(f"the end of {phase.key} is saved.")
+
+
+def restore(
+    loaded: checkpoint.Loaded,
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    ages: CodeAge | None,
+) -> Progress:
+    """Optimizer and ages as a checkpoint inside a phase holds them, and how far the phase was."""
+    try:
+        load_optimizer_tensors(optimizer, parameters, loaded.group("optimizer"))
+        if ages is not None:
+            ages.load_state(loaded.group("ages"))
+    except (UsageError, ValueError) as error:
+        raise CheckpointError(f"{loaded.path}: damaged or made by other software ({error}).") from error
+    return Progress(**loaded.state["progress"])
 
 
 def asked_to_stop(run: Run[Networks], update: Update) -> bool:

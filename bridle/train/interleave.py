@@ -90,9 +90,7 @@ def restore_nets(config: Config, loaded: Loaded) -> Nets:
 
 def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
     """Give networks the values a checkpoint holds under their names."""
-    if "model" not in loaded.tensors:
-        raise CheckpointError(f"{loaded.path}: its manifest names no model.safetensors; get the folder again.")
-    tensors = loaded.tensors["model"]
+    tensors = loaded.group("model")
     try:
         for name, module in modules.items():
             prefix = f"{name}."
@@ -162,6 +160,8 @@ def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> N
     loaded, first = last_checkpoint(run), 0
     if loaded is not None:
         first = int(loaded.state["phase_index"])
+        if turns[first : first + 1] != [Turn(loaded.state["iteration"], loaded.state["phase"])]:
+            raise CheckpointError(f"{loaded.path}: damaged or made by other software (the run has no such phase).")
         run.nets = restore_nets(run.config, loaded)
     to_device(run)
     require_space_for_run(

@@ -43,7 +43,7 @@ class MetricsFile:
 
     def rewind(self, *, phase_index: int, step: int) -> None:
         """Keep only rows up to `step` of phase `phase_index`."""
-        kept = [row for row in read_rows(self.path) if (row["phase_index"], row["step"]) <= (phase_index, step)]
+        kept = [row for row in read_rows(self.path) if _is_up_to(row, phase_index, step)]
         temporary = self.path.with_suffix(".tmp")
         try:
             temporary.write_text("".join(_line(row) for row in kept), encoding="utf-8")
@@ -81,16 +81,25 @@ def append_row(path: Path, row: Row, *, place: str) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a .jsonl file; a last line cut short by a crash is left out."""
+    """The rows of a .jsonl file up to the first line that is no row: the last one, if a crash cut it short."""
     if not path.exists():
         return []
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    rows: list[dict[str, Any]] = []
+    for line in path.read_bytes().splitlines():
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line.decode())
+        except (ValueError, RecursionError):  # not UTF-8, not JSON, or made to be deep
             break
+        if not isinstance(row, dict):
+            break
+        rows.append(row)
     return rows
+
+
+def _is_up_to(row: Row, phase_index: int, step: int) -> bool:
+    """Was the row written before that place? One that does not say where it was written was not written here."""
+    place = row.get("phase_index"), row.get("step")
+    return all(isinstance(number, int) for number in place) and place <= (phase_index, step)
 
 
 def _line(row: Row) -> str:

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from bridle.config.schema import PhaseConfig
+from bridle.errors import quoted
+
+KEPT = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter
 
 
 def named_parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
@@ -81,10 +84,18 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, names: Mapping[str, nn.P
 def load_optimizer_tensors(
     optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put saved state back; moments go to their parameter's device, step counters where AdamW keeps them."""
+    """Put saved state back; moments go to their parameter's device, step counters where AdamW keeps them.
+
+    ValueError if it is not of these parameters.
+    """
     for full, tensor in tensors.items():
         name, _, key = full.rpartition("|")
-        parameter = names[name]
+        parameter = names.get(name)
+        others = {f"{name}|{other}" for other in KEPT}
+        if parameter is None or key not in KEPT or not others <= tensors.keys():
+            raise ValueError(f"the optimizer's {quoted(full)} is not of this run's networks, or not all of it is there")
+        if tensor.shape != (() if key == "step" else parameter.shape):
+            raise ValueError(f"the optimizer's {quoted(full)} has the shape {list(tensor.shape)}")
         fused = optimizer.param_groups[0]["fused"]
         device = parameter.device if key != "step" or fused else torch.device("cpu")
         value = tensor.to(device=device).clone()

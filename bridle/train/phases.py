@@ -116,7 +116,7 @@ def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets
     if not draws.shown:
         return StepResult(loss, found.codes, {})
     with torch.no_grad():
-        accuracy = token_accuracy(logits, wanted.codes, hidden.counted)
+        accuracy = token_accuracy(logits, wanted.codes, hidden.counted) * draws.hidden_share(batch, hidden.counted)
     return StepResult(loss, found.codes, {"token_accuracy": accuracy})
 
 
@@ -174,8 +174,9 @@ def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
     share = draws.token_share(batch)
     if weights.cosine == "mean":
         cosine = cosine * share
-    pull, commitment = pull * share, found.commitment.detach() * share
-    values = {"cosine": cosine.detach(), "commitment": commitment, "energy": found.energy.detach()}
+    pull = pull * share
+    figures = {"commitment": found.commitment.detach() * share, "energy": found.energy.detach() * share}
+    values = {"cosine": cosine.detach(), **figures}
     return StepResult(pull + weights.cosine_weight * cosine, found.codes, values, statistics)
 
 

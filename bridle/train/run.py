@@ -18,7 +18,7 @@ from bridle.data.balance import WeightedOrder
 from bridle.data.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
-from bridle.train.checkpoint import is_exported, write_json
+from bridle.train.checkpoint import exported_facts, is_exported, write_json
 from bridle.train.log import Callback, MetricsFile, ProgressLine, append_row, read_rows
 from bridle.train.runtime import Machine, StopRequest, environment, locked
 
@@ -139,7 +139,10 @@ class Run(Generic[Networks_co]):
         return self.folder / "quarantine.jsonl"
 
     def _quarantined(self) -> list[dict[str, Any]]:
-        return read_rows(self._quarantine_file)
+        """Rows as `quarantine` writes them; what another row means is found again when its sample is."""
+        kinds = {"index": int, "path": str, "reason": str}
+        rows = read_rows(self._quarantine_file)
+        return [row for row in rows if all(isinstance(row.get(key), kind) for key, kind in kinds.items())]
 
 
 def prepare_folder(folder: Path, config: Config) -> None:
@@ -207,21 +210,29 @@ def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float])
     return config.model_copy(update={"data": data})
 
 
-def results_header(config: Config) -> dict[str, Any]:
-    """What every results file says of its run first; runs of the same title are compared with each other."""
+def results_header(config: Config, folder: Path | None = None) -> dict[str, Any]:
+    """What every results file says of its run first; runs of the same title are compared with each other.
+
+    `folder` is given where it may hold an exported model.
+    """
     embedded = config.data.root is None and config.data.source != "dataset"
     return {
         "name": config.name,
         "title": config.data.source if embedded else config.name,
-        "method": method_name(config),
+        "method": method_name(config, folder),
         "seed": config.seed,
     }
 
 
-def method_name(config: Config) -> str:
-    """What a run is called beside others: by its targets."""
+def method_name(config: Config, folder: Path | None = None) -> str:
+    """What a run is called beside others: by its targets, as far as they are known."""
+    about = exported_facts(folder) if folder is not None and is_exported(folder) else {}
+    if about.get("imported"):
+        return "imported"
     if config.loss.target == "patches":
         return "patches"
+    if about and about.get("tokenizer") is None:  # what it learned from is not here, and config.yaml may not say it
+        return "encoder"
     return "RQ" if config.quantizer.codebooks > 1 else "VQ"
 
 

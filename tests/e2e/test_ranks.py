@@ -149,7 +149,11 @@ def test_evaluation_by_two_ranks_finds_what_one_finds(one: Path, two: Path) -> N
         )
     for file in ("knn.json", "finetune.json"):
         first, second = (json.loads((out / "turns" / file).read_text()) for out in (one, two))
-        assert len(second["evaluations"]) == len(first["evaluations"]) > 0
+        assert first["evaluations"]
+        for alone, shared in zip(first["evaluations"], second["evaluations"], strict=True):
+            kind = "finetune" if file == "finetune.json" else "probe"
+            assert shared[kind]["test_items"] == alone[kind]["test_items"]
+            assert shared[kind]["accuracy"] == pytest.approx(alone[kind]["accuracy"], abs=0.02)
 
 
 def test_a_run_that_lacks_its_last_evaluation_gets_it_from_both_ranks(two: Path) -> None:

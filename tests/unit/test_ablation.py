@@ -7,16 +7,29 @@ import json
 import sys
 from math import sqrt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from bridle.ablation import Cell, Grid, Score, cells, change_of, read_grid, read_scores, table_names, write_tables
+from bridle import ablation
+from bridle.ablation import (
+    Cell,
+    Grid,
+    Score,
+    cells,
+    change_of,
+    note_cost,
+    read_grid,
+    read_scores,
+    table_names,
+    write_tables,
+)
 from bridle.config import load_config
 from bridle.errors import BridleError, ConfigError, Interrupted, UsageError
 from bridle.evaluate.paired import make_hits
-from bridle.processes import finish, start
+from bridle.processes import finish, run_beside, start
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
 
@@ -102,10 +115,10 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     }
     path = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=1.0)
     text = path.read_text()
-    assert "| base | 51.0 ±1.4 | 0 |" in text
+    assert "| base | 51.0 ±1.4 | 0 | 0.0 |" in text
     half = 12.706 * (0.01 / sqrt(2)) / sqrt(2)  # differences 5 and 6 points
-    assert f"| other | 56.5 ±2.1 | +5.5 ±{100 * half:.1f} |" in text
-    assert (tmp_path / "table.csv").read_text().splitlines()[0] == "row,probe %,probe change"
+    assert f"| other | 56.5 ±2.1 | +5.5 ±{100 * half:.1f} | 0.0 |" in text
+    assert (tmp_path / "table.csv").read_text().splitlines()[0] == "row,probe %,probe change,CPU min"
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]["pairs"] == 2
 
 
@@ -118,7 +131,7 @@ def test_under_one_seed_rows_are_compared_by_their_items(tmp_path: Path) -> None
     }
     path = write_tables(grid(base=(), other=("quantizer=vq",)), scores, "digits-tiny", [], tmp_path, minutes=1.0)
     (line,) = [line for line in path.read_text().splitlines() if line.startswith("| other")]
-    assert line.startswith("| other | 60.0 | +10.0 ±") and line.endswith(" * |")
+    assert line.startswith("| other | 60.0 | +10.0 ±") and line.endswith(" * | 0.0 |")
     assert "McNemar" in path.read_text()
     change = json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]
     assert change["over"] == "items" and change["p"] == pytest.approx(2 * 0.5**10)
@@ -177,3 +190,55 @@ def test_bytes_that_are_no_text_do_not_stop_a_command_that_is_listened_to(
     started.process.wait()
     finish("one", started)
     assert started.said == ["caf\ufffd", "last"]
+
+
+def test_the_table_tells_the_cpu_minutes_of_all_starts_and_counts_a_shared_run_once(tmp_path: Path) -> None:
+    rows = grid(a=("finetune.loss=bce",), b=("finetune.loss=ce",))._replace(measures=("finetune",))
+    found = list(cells("digits-tiny", [], rows, seeds=[0], out=tmp_path))
+    shared = found[0].folder.name
+    for work, seconds in ((shared, 60.0), (shared, 30.0), ("seed0-ffffff", 999.0)):  # stopped once; another table's
+        note_cost(tmp_path, work, seconds)
+    for cell, seconds in zip(found, (6.0, 12.0), strict=True):
+        note_cost(tmp_path, f"{shared}/{ablation._finetuned_file(cell).stem}", seconds)
+    scores = {cell: {"finetune": Score([0.5])} for cell in found}
+    text = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=0.25).read_text()
+    assert "1.8 CPU minutes in all, 0.2 wall minutes since it was last started" in text
+    stored = json.loads((tmp_path / "table.json").read_text())
+    assert stored["cpu_minutes"] == pytest.approx(1.8) and stored["wall_minutes_since_last_start"] == 0.25
+    assert [line["cpu_minutes"] for line in stored["rows"]] == pytest.approx([1.6, 1.7])
+    assert text.splitlines()[5].endswith("| 1.7 |")
+
+
+def test_commands_side_by_side_are_charged_each_its_own_cpu_time_with_their_childrens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "command"
+    # Its arguments are -m bridle.tied PID WORK; the work is done by a child of it.
+    busy = "import time\nwhile time.process_time() < 0.6: pass"
+    child = f"{sys.executable} -c '{busy}'"
+    program.write_text(f"#!/bin/sh\nif [ $4 = busy ]; then {child}; fi\nif [ $4 = bad ]; then exit 3; fi\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    told: dict[str, float] = {}
+    screen = Console(file=io.StringIO())
+    run_beside({"one": ["busy"], "two": ["idle"]}, jobs=2, console=screen, spent=told.__setitem__)
+    assert told["one"] > 0.5 and told["two"] < 0.3
+    with pytest.raises(BridleError):
+        run_beside({"three": ["bad"]}, jobs=1, console=screen, spent=told.__setitem__)
+    assert "three" in told
+
+
+def test_a_grid_keeps_what_its_runs_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(commands: dict[str, list[str]], **given: Any) -> None:
+        for name, (_, _, *_, folder) in commands.items():
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            probe = {"accuracy": 0.5, "mean_average_precision": 0.5}
+            result = {"evaluations": [{"iteration": 1, "probe": probe}]}
+            (Path(folder) / "results.json").write_text(json.dumps(result))
+            given["spent"](name, 90.0)
+
+    monkeypatch.setattr(ablation, "run_beside", run)
+    for starts in (1, 2):
+        ablation.run_grid("digits-tiny", [], grid(a=(), b=("quantizer=vq",)), seeds=[0], out=tmp_path)
+        stored = json.loads((tmp_path / "table.json").read_text())
+        assert stored["cpu_minutes"] == pytest.approx(3.0 * starts)

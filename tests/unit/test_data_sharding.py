@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import io
 import json
@@ -373,6 +374,25 @@ def test_what_cannot_be_sharded_is_refused_with_advice(photos: Path, tmp_path: P
 def test_one_process_at_a_time_writes(photos: Path, tmp_path: Path) -> None:
     with sharding.locked(tmp_path / "out"), pytest.raises(UsageError, match="another process is writing"):
         shard(photos, tmp_path / "out")
+
+
+def test_what_is_there_is_read_under_the_lock_whose_file_stays(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, looks, known = tmp_path / "out", [], sharding.known_records
+
+    def watched(folder: Path) -> dict[str, sharding.Record]:
+        with (out / ".records.lock").open("w") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        looks.append(folder)
+        return known(folder)
+
+    monkeypatch.setattr(sharding, "known_records", watched)
+    shard(photos, out)
+    assert len(looks) > 1
+    before = (out / ".records.lock").stat().st_ino
+    shard(photos, out)
+    assert (out / ".records.lock").stat().st_ino == before
 
 
 def test_the_commands_say_what_they_wrote_and_found(photos: Path, tmp_path: Path) -> None:

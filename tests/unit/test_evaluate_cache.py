@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL
 from PIL import Image
 
 from bridle import api
@@ -17,10 +19,12 @@ from bridle.config import load_config
 from bridle.data.build import open_data
 from bridle.data.memory import TensorSource
 from bridle.data.part import part_of
+from bridle.data.sources import Splits
 from bridle.evaluate import judge as judge_module
-from bridle.evaluate.cache import FeatureCache, data_digest, make_key, weights_digest
+from bridle.evaluate.cache import FeatureCache, data_digest, make_key, splits_digest, weights_digest
 from bridle.evaluate.command import knn_run, probe_run
 from bridle.evaluate.features import Features
+from bridle.evaluate.finetune import finetune_run
 
 
 def features(number: float, items: int = 4) -> Features:
@@ -185,8 +189,6 @@ def test_a_source_whose_content_is_unknown_is_not_named() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from conftest import SMALL
-
     folder = tmp_path_factory.mktemp("cached") / "run"
     changes = [*SMALL, "geometry.patch=[4, 4]", "max_steps=2", "schedule.iterations=1", "probe.enabled=false"]
     api.pretrain(load_config("digits-tiny", changes), out=folder)
@@ -224,8 +226,6 @@ def test_a_probe_and_then_neighbours_extract_once(run: Path, extracted: list[str
 
 
 def test_shots_and_heads_are_judged_beside_the_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
     monkeypatch.setattr("bridle.evaluate.head.FEWEST_STEPS", 40)
     found = json.loads(probe_run(run, ["probe.shots=[1,3]", "probe.draws=3", "probe.head=sgd"]).read_text())
     (entry,) = found["evaluations"]
@@ -240,3 +240,64 @@ def test_shots_and_heads_are_judged_beside_the_baselines(run: Path, monkeypatch:
     known = json.loads(knn_run(run, []).read_text())["evaluations"][0]["probe"]
     assert 0 < known["retrieval"]["mean_average_precision"] <= 1
     assert "few_shot" not in known
+
+
+# data that changes under a run
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on files of its own, which has probed itself; they are in DATA beside it."""
+    folder = tmp_path_factory.mktemp("changing")
+    for name, level in (("dark", 50), ("light", 200)):
+        (folder / "data" / name).mkdir(parents=True)
+        for i in range(8):
+            Image.new("RGB", (16, 16), (level, level, i)).save(folder / "data" / name / f"{i}.png")
+    changes = [*SMALL, f"data.root={folder / 'data'}", "geometry.input=[16, 16]", "geometry.patch=[4, 4]"]
+    changes += ["max_steps=2", "schedule.iterations=1"]
+    api.pretrain(load_config("cifar10-tiny", changes), out=folder / "run")
+    return folder / "run"
+
+
+@pytest.mark.parametrize("judge", [probe_run, knn_run])
+def test_data_that_changed_is_measured_again_and_said_so(
+    judge: Callable[[Path, list[str]], Path], own: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = json.loads(judge(own, []).read_text())
+    capfd.readouterr()
+    assert json.loads(judge(own, []).read_text()) == before
+    assert "prob" not in capfd.readouterr().err  # nothing was measured
+    file = next((own.parent / "data" / "dark").glob("*.png"))
+    file.rename(own.parent / "data" / "light" / f"once-dark-{file.name}")  # another label
+    after = json.loads(judge(own, []).read_text())
+    said = capfd.readouterr().err
+    assert said.count("files or labels of the data have changed since; measuring again.") == 1
+    assert "probing" in said
+    assert after["protocol"]["data"] != before["protocol"]["data"]
+    judge(own, [])
+    assert "prob" not in capfd.readouterr().err
+
+
+def test_what_a_run_measured_before_its_data_changed_is_not_taken_over(
+    own: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (own / "probe.json").unlink(missing_ok=True)
+    Image.new("RGB", (16, 16), (50, 50, 99)).save(own.parent / "data" / "dark" / "new.png")
+    probe_run(own, [])
+    assert "probing" in capfd.readouterr().err
+
+
+def test_a_finished_fine_tuning_says_that_its_data_changed(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    changes = ["finetune.epochs=null", "finetune.steps=1", "finetune.batch=4", "finetune.warmup_epochs=0"]
+    before = json.loads(finetune_run(own, changes).read_text())
+    finetune_run(own, changes)
+    assert "changed" not in capfd.readouterr().err
+    Image.new("RGB", (16, 16), (50, 50, 98)).save(own.parent / "data" / "dark" / "newer.png")
+    assert json.loads(finetune_run(own, changes).read_text()) == before
+    assert "have changed since; delete it to fine-tune again." in capfd.readouterr().err
+
+
+def test_folds_and_both_splits_name_a_data_set() -> None:
+    one, two = (TensorSource(x=torch.full((2, 1), float(v)), labels=[0, 1]) for v in (1, 2))
+    known = {splits_digest(Splits(one, test, folds)) for test in (None, one, two) for folds in (None, [0, 1], [1, 0])}
+    assert len(known) == 9 and None not in known

@@ -226,8 +226,23 @@ def test_an_encoder_of_patches_is_not_said_to_have_predicted_codes(model: Model,
     assert "residual-quantization" not in card
     found = json.loads(probe_run(tmp_path / "e", ["probe.items=40", "probe.cache_mb=0"]).read_text())
     assert found["evaluations"][0]["codebooks"] == []
+    assert found["method"] == "encoder"  # whatever its config says of codebooks that are not here
     with pytest.raises(UsageError, match="has no tokenizer, so no codes and no codebooks"):
         examine_run(tmp_path / "e", items=20)
+
+
+def test_an_encoder_from_elsewhere_is_called_imported(model: Model, tmp_path: Path) -> None:
+    trained = model.trained()
+    facts = trained.facts._replace(iteration=1, parts=("encoder",), imported={"file": "vit.safetensors", "notes": []})
+    write_folder(tmp_path / "e", trained._replace(own_tokenizer=None, facts=facts))
+    ended = CliRunner().invoke(app, ["probe", str(tmp_path / "e"), "probe.items=40", "data.views=1"])
+    assert ended.exit_code == 0, ended.output
+    assert "\n  imported " in ended.output and "iter1" not in ended.output
+    # What to run next sees the data that was given, which an exported folder does not know.
+    assert f"Next:  bridle knn {tmp_path / 'e'} data.views=1   ·   bridle report {tmp_path / 'e'}" in ended.output
+    ended = CliRunner().invoke(app, ["knn", str(tmp_path / "e"), "probe.items=40", "data.views=1"])
+    assert f"Next:  bridle probe {tmp_path / 'e'} data.views=1   ·" in ended.output
+    assert "RQ" not in ended.output
 
 
 def test_an_export_starts_an_encoder(folder: Path, model: Model, tmp_path: Path) -> None:

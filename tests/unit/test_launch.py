@@ -86,6 +86,12 @@ def test_a_launch_that_contradicts_itself_is_refused(words: list[str]) -> None:
     assert isinstance(refused, UsageError)
 
 
+def test_the_gpus_of_a_login_node_are_not_taken_for_those_of_a_job() -> None:
+    refused = CliRunner().invoke(app, ["launch", "--slurm", "partition=a", "--dry-run", "--", *COMMAND]).exception
+    assert isinstance(refused, UsageError)
+    assert "--slurm needs --devices" in str(refused)
+
+
 def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -16,10 +16,13 @@ from soak.disk import fill_disk
 
 from bridle import failpoints
 from bridle.errors import CheckpointError
+from bridle.quantize.usage import CodeAge
 from bridle.train import checkpoint
-from bridle.train.checkpoint import load, load_latest, publish, require_space_for_run, write_json
-from bridle.train.interleave import step_of
+from bridle.train.checkpoint import Loaded, load, load_latest, publish, require_space_for_run, write_json
+from bridle.train.engine import restore
+from bridle.train.interleave import load_modules, step_of
 from bridle.train.log import MetricsFile, append_row, read_rows
+from bridle.train.optim import optimizer_tensors
 from bridle.train.runtime import locked
 
 
@@ -180,6 +183,97 @@ def test_a_state_that_leaves_something_out_is_a_checkpoint_error(tmp_path: Path)
         loaded.state["iteration"]
     with pytest.raises(CheckpointError, match="its progress is no progress"):
         step_of(loaded)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("iteration", "x"),
+        ("iteration", True),
+        ("phase_index", -1),
+        ("phase_index", 0.5),
+        ("phase", 3),
+        ("finished", "no"),
+        ("progress", [1]),
+        ("progress", {"step": None}),
+        ("made_with", "torch"),
+        ("norms_start", [1.0]),
+    ],
+)
+def test_a_state_that_makes_no_sense_is_damage(two: Path, tmp_path: Path, key: str, value: object) -> None:
+    shutil.copytree(two, tmp_path / "c")
+    path = publish(tmp_path / "c", name(3), tensors(3), {"progress": {"step": 3}, key: value}, keep=3)
+    with pytest.raises(CheckpointError, match=rf"state\.json: damaged or made by other software \(its '{key}' is"):
+        load(path)
+    loaded, messages = load_latest(tmp_path / "c")
+    assert loaded is not None
+    assert loaded.state["progress"]["step"] == 2
+    assert len(messages) == 1
+
+
+def saved_by_adamw() -> tuple[torch.optim.Optimizer, dict[str, torch.nn.Parameter], dict[str, torch.Tensor]]:
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.AdamW([weight], fused=True)
+    weight.sum().backward()
+    optimizer.step()
+    return optimizer, {"net.w": weight}, optimizer_tensors(optimizer, {"net.w": weight})
+
+
+def inside(folder: Path, **groups: dict[str, torch.Tensor]) -> Loaded:
+    return Loaded(groups, {"progress": {"step": 1, "skipped": 0, "skipped_in_a_row": 0}}, folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"other.w|step": torch.tensor(1.0)}, r"'other.w\|step' is not of this run's networks"),
+        ({"net.w|momentum": torch.zeros(3)}, r"'net.w\|momentum' is not"),
+        ({"net.w|exp_avg": torch.zeros(4)}, r"'net.w\|exp_avg' has the shape \[4\]"),
+        ({"net.w|exp_avg_sq": None}, "not all of it is there"),
+    ],
+)
+def test_an_optimizer_of_other_networks_is_refused(
+    tmp_path: Path, change: dict[str, torch.Tensor | None], why: str
+) -> None:
+    optimizer, names, saved = saved_by_adamw()
+    changed = {key: value for key, value in {**saved, **change}.items() if value is not None}
+    with pytest.raises(CheckpointError, match=why) as error:
+        restore(inside(tmp_path, optimizer=changed), optimizer, names, None)
+    assert "\n" not in str(error.value)
+    assert restore(inside(tmp_path, optimizer=saved), optimizer, names, None).step == 1
+
+
+def test_a_checkpoint_inside_a_phase_needs_its_optimizer_and_ages(tmp_path: Path) -> None:
+    optimizer, names, saved = saved_by_adamw()
+    with pytest.raises(CheckpointError, match=r"names no optimizer\.safetensors"):
+        restore(inside(tmp_path), optimizer, names, None)
+    with pytest.raises(CheckpointError, match=r"names no ages\.safetensors"):
+        restore(inside(tmp_path, optimizer=saved), optimizer, names, CodeAge([4]))
+    with pytest.raises(CheckpointError, match="saved code ages"):
+        restore(inside(tmp_path, optimizer=saved, ages=CodeAge([5]).state()), optimizer, names, CodeAge([4]))
+    with pytest.raises(CheckpointError, match=r"names no model\.safetensors"):
+        load_modules({"net": torch.nn.Linear(1, 1)}, inside(tmp_path))
+
+
+@pytest.mark.parametrize("line", [b"[1, 2]", b"7", b"null", b'"a"', b'{"a": "\xff"}', b"[" * 100_000])
+def test_a_line_that_is_no_row_is_left_out_like_one_cut_short(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    row = {"phase_index": 0, "step": 1}
+    path.write_bytes(json.dumps(row).encode() + b"\n" + line + b"\n")
+    assert read_rows(path) == [row]
+    MetricsFile(path).rewind(phase_index=0, step=5)
+    assert path.read_text() == json.dumps(row) + "\n"
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"phase_index": 0}, {"phase_index": "0", "step": 1}, {"phase_index": 0, "step": None}]
+)
+def test_a_row_without_a_place_is_not_kept(tmp_path: Path, row: dict[str, object]) -> None:
+    whole = {"phase_index": 0, "step": 1}
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{json.dumps(row)}\n{json.dumps(whole)}\n")
+    MetricsFile(path).rewind(phase_index=0, step=5)
+    assert read_rows(path) == [whole]
 
 
 def test_a_process_that_outlives_the_run_does_not_hold_its_lock(tmp_path: Path) -> None:

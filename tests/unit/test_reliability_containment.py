@@ -175,6 +175,29 @@ def test_what_was_decoded_stays_with_the_keeper(tmp_path: Path) -> None:
     assert all(not batch.bad for batch in epoch(source, workers=0))
 
 
+def test_a_keeper_is_told_once_what_is_condemned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    send = keeper.send
+
+    def noted(line: Any, facts: dict[str, Any], *rest: Any) -> None:
+        told.append(facts.get("condemned"))  # an answer, in the other process, has none
+        send(line, facts, *rest)
+
+    source = pictures(tmp_path)
+    watch.condemned[1] = "made it crash"
+    monkeypatch.setattr(keeper, "send", noted)
+    epoch(source, workers=0, steps=1)
+    assert told
+    assert not any(told)  # a fork knows it already
+    told.clear()
+    watch.condemned[watch.key_of(source.describe(3))] = "made it crash, too"
+    bad = {one.index for batch in epoch(source, workers=0) for one in batch.bad}
+    assert bad == {3}
+    assert told[0] == [(watch.key_of(source.describe(3)), "made it crash, too")]
+    assert len(told) > 1
+    assert not any(told[1:])
+
+
 def test_a_keeper_goes_with_its_data_set(tmp_path: Path) -> None:
     source = pictures(tmp_path)
     epoch(source, workers=0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bridle.report.finetuned import finetune_table
 from bridle.report.judged import Labelled, judged_rows, protocol_words
 from bridle.report.page import read_run, write_report
 from bridle.report.runs import RunSummary
@@ -137,3 +138,10 @@ def test_a_hostile_name_of_data_is_escaped(tmp_path: Path) -> None:
     page = write_report([read_run(tmp_path)], tmp_path / "report.html").read_text()
     assert "<script>" not in page
     assert "on &lt;script&gt;alert(1)&lt;script&gt;" in page
+
+
+def test_an_encoder_from_elsewhere_has_no_iteration() -> None:
+    rows = judged_rows([labelled("vit", knn={**KNN, "method": "imported"})])
+    assert [row.model for row in rows] == ["raw features", "untrained encoder", "vit"]
+    table = finetune_table({**TUNED, "method": "imported"})
+    assert table is not None and list(table.columns[0].cells)[:2] == ["scratch", "imported"]

@@ -17,6 +17,7 @@ from torch import nn
 from bridle import api, distributed
 from bridle.data.loader import BadSample
 from bridle.errors import DataError, RankError, UsageError
+from bridle.quantize.start import Rows, Solved, solve_stages
 from bridle.train.ranks import Replicas, agree, blocks, digest, require_equal
 from bridle.train.run import Results
 from bridle.train.runtime import StopRequest
@@ -113,6 +114,21 @@ def test_what_is_done_once_asks_nothing_of_ranks_that_wait_for_it(two_ranks: lis
     with pytest.raises(DataError, match="no"):
         distributed.done_once(lambda: (_ for _ in ()).throw(DataError("no")))
     assert distributed.world_size() == 2
+
+
+def test_ranks_wait_patiently_for_the_codebooks_that_the_first_one_solves(
+    two_ranks: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[object] = []
+    monkeypatch.setitem(distributed._groups, "patient", "the patient one")  # type: ignore[arg-type]
+    monkeypatch.setattr(dist, "broadcast", lambda x, *, src, group=None: groups.append(group))
+    rows = Rows(torch.arange(6.0).reshape(3, 2), 0)
+    code = torch.ones(2, 2)
+    found = solve_stages(
+        rows, [code.shape], lambda *_: Solved(code, 2, torch.zeros(2, dtype=torch.bool)), rule="once", poll=None
+    )
+    assert torch.equal(found[0].code, code)
+    assert groups == ["the patient one"] * 3
 
 
 def test_a_batch_that_cannot_be_shared_is_refused_before_there_is_a_run(

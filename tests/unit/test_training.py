@@ -14,15 +14,16 @@ from bridle import api
 from bridle.config import Config
 from bridle.data.build import open_data
 from bridle.data.sources import Sample
-from bridle.errors import NonFiniteError
+from bridle.errors import CheckpointError, NonFiniteError
 from bridle.models.build import build_nets
 from bridle.quantize import ResidualQuantizer
 from bridle.train import engine, phases
+from bridle.train.checkpoint import checkpoint_folders, load, publish
 from bridle.train.engine import fit
-from bridle.train.interleave import Turn, build_phase, renew, schedule
+from bridle.train.interleave import Turn, build_phase, interleave, renew, schedule
 from bridle.train.log import ProgressLine
 from bridle.train.optim import build_optimizer, decays, learning_rate
-from bridle.train.run import Run, prepare_folder, record_settings
+from bridle.train.run import Results, Run, prepare_folder, record_settings
 from bridle.train.runtime import Machine, StopRequest
 
 Small = Callable[..., Config]
@@ -120,9 +121,45 @@ def test_with_padding_too_micro_batches_give_the_update_of_the_whole_batch(small
         states.append(run.nets.state())
         row = json.loads((tmp_path / micro / "metrics.jsonl").read_text().splitlines()[0])
         losses.append([row[key] for key in ("loss", "cosine", "commitment")])
+        assert row["energy"][0] == pytest.approx(1.0)  # shares of the tokens add up
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     for name, whole in states[0].items():
         torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_with_padding_too_token_accuracy_is_that_of_the_whole_batch(small: Small, tmp_path: Path) -> None:
+    found = []
+    for micro in ("null", "1", "2"):
+        run = a_run(small(f"encoder_phase.micro_batch={micro}", steps=1), tmp_path / micro)
+        run.source = Padded()
+        train(run, Turn(1, "encoder"))
+        found.append(json.loads((tmp_path / micro / "metrics.jsonl").read_text().splitlines()[0])["token_accuracy"])
+    assert max(found[0]) > 0
+    assert found[1] == pytest.approx(found[0], abs=1e-6)
+    assert found[2] == pytest.approx(found[0], abs=1e-6)
+
+
+def test_with_padding_the_energy_is_a_mean_over_tokens(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    forward = ResidualQuantizer.forward
+
+    def noted(self: ResidualQuantizer, x: torch.Tensor, *, valid: torch.Tensor | None = None) -> Any:
+        out = forward(self, x, valid=valid)
+        assert valid is not None
+        seen.append((int(valid.sum()), out.energy.detach()))
+        return out
+
+    run = a_run(small("tokenizer_phase.micro_batch=1", steps=1), tmp_path / "run", trained_tokenizer=True)
+    run.source = Padded()
+    monkeypatch.setattr(ResidualQuantizer, "forward", noted)
+    train(run, Turn(2, "tokenizer"))
+    row = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
+    seen = seen[-run.config.tokenizer_phase.batch :]
+    assert len({tokens for tokens, _ in seen}) == 2
+    wanted = sum(tokens * energy for tokens, energy in seen) / sum(tokens for tokens, _ in seen)
+    assert row["energy"] == pytest.approx(wanted.tolist(), abs=2e-6)
 
 
 def test_schedule_of_algorithm_1(small: Small) -> None:
@@ -167,6 +204,27 @@ def test_a_non_finite_step_changes_nothing_and_five_in_a_row_stop(
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["skipped"] for row in rows[:4]] == [0, 1, 1, 2]
     assert rows[1]["loss"] is None
+
+
+def test_rows_that_are_not_of_a_quarantine_are_passed_over(small: Small, tmp_path: Path) -> None:
+    good = {"index": 3, "path": "a.png", "reason": "it is empty"}
+    rows = [{}, {"index": "3", "path": "a", "reason": "b"}, {"index": 4, "path": None, "reason": "b"}, good]
+    a_run(small(), tmp_path / "run")
+    (tmp_path / "run/quarantine.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows) + "[5]\n")
+    assert set(a_run(small(), tmp_path / "run").bad) == {3}
+
+
+@pytest.mark.parametrize("wrong", [{"phase_index": 99}, {"iteration": 2}, {"phase": "nosuch"}])
+def test_a_checkpoint_of_a_phase_that_the_run_has_not_is_refused(
+    small: Small, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    run = a_run(small(steps=1), tmp_path / "run")
+    train(run, Turn(1, "encoder"))
+    last = load(checkpoint_folders(run.checkpoints)[-1])
+    publish(run.checkpoints, "p0009-iter9-encoder-00000001-end", last.tensors, {**last.state, **wrong}, keep=2)
+    results = Results(tmp_path / "results.json", {})
+    with pytest.raises(CheckpointError, match="the run has no such phase"):
+        interleave(run, results, None)
 
 
 def test_learning_rate_rises_and_falls_as_worked_by_hand() -> None:
