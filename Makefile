@@ -25,8 +25,9 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Work stealing, because the long tests come last and would wait in one queue.
 test: check
-	$(THREADS) $(BIN)/python -m pytest -n 2
+	$(THREADS) $(BIN)/python -m pytest -n 2 --dist worksteal
 
 soak: install
 	$(THREADS) $(BIN)/python tests/soak --out soak
