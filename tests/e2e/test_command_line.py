@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 from conftest import SMALL
@@ -20,12 +21,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
 
 def bridle(*arguments: str | Path, cwd: Path, expect: int = 0) -> str:
     """Run the command and return what it printed; stderr first."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bridle", *map(str, arguments)],
-        cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stderr + done.stdout
+    ended = forked.bridle(*arguments, cwd=cwd)
+    assert ended.code == expect, f"exit {ended.code}\n{ended.out}\n{ended.err}"
+    return ended.err + ended.out
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import av
+import forked
 import numpy as np
 import pytest
 import soundfile
@@ -25,12 +26,9 @@ QUICK = (*SMALL, "schedule.iterations=2", "probe.enabled=false", "data.cache_mb=
 
 def command(*arguments: str | Path, cwd: Path, expect: int = 0, stdin: str = "") -> str:
     """Run the command and return what it printed; stderr first."""
-    done = subprocess.run(
-        [sys.executable, "-m", "bridle", *map(str, arguments)],
-        cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False, input=stdin,
-    )  # fmt: skip
-    assert done.returncode == expect, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stderr + done.stdout
+    ended = forked.bridle(*arguments, cwd=cwd, stdin=stdin)
+    assert ended.code == expect, f"exit {ended.code}\n{ended.out}\n{ended.err}"
+    return ended.err + ended.out
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import bridle
 from safetensors.numpy import load_file
 from sklearn.metrics import average_precision_score  # type: ignore[import-untyped]
 
@@ -289,13 +288,10 @@ def test_where_the_work_is_done_is_not_part_of_the_protocol(small: Small) -> Non
 
 def test_the_command_prints_a_table_and_what_to_do_next(run: Path) -> None:
     arguments = ["finetune", str(run), *QUICK, "--iteration", "1"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bridle", *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "fine-tuned from" in done.stdout
-    assert "RQ iter1" in done.stdout
-    assert f"wrote {run / 'finetune.json'}" in done.stdout
-    assert "finetune.from_scratch=true" in done.stdout
-    assert "finetune      3/3" in done.stderr
+    ended = bridle(*arguments)
+    assert ended.code == 0, ended.err
+    assert "fine-tuned from" in ended.out
+    assert "RQ iter1" in ended.out
+    assert f"wrote {run / 'finetune.json'}" in ended.out
+    assert "finetune.from_scratch=true" in ended.out
+    assert "finetune      3/3" in ended.err

@@ -1,32 +1,21 @@
-"""Whole runs with a fault in them, each in a process of its own, compared with a run that nothing happened to.
-
-Processes are forked from one server that has torch loaded and has never trained: a start costs milliseconds.
-"""
+"""Whole runs with a fault in them, each in a process of its own, compared with a run that nothing happened to."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
-import traceback
 from collections.abc import Sequence
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from conftest import SMALL
+from forked import LIMIT, bridle
 from safetensors.torch import load_file
 
-SERVER = get_context("forkserver")
-SERVER.set_forkserver_preload(
-    [
-        *("bridle.api", "bridle.cli", "bridle.evaluate.finetune", "bridle.evaluate.judge", "bridle.report.terminal"),
-        *("torch._dynamo", "torch.utils.tensorboard.writer", "sklearn.linear_model", "sklearn.datasets", "rich.table"),
-    ]
-)
-LIMIT = 300.0  # seconds for one run; a busy machine is no hang
+from bridle import failpoints
+
 STEPS = 3
 COMMON = (*SMALL, "geometry.patch=[2, 2]", f"max_steps={STEPS}", "runtime.checkpoint_every=1", "encoder.drop_path=0.1")
 COMMON = (*COMMON, "quantizer.reset_every=1", "runtime.keep=1")
@@ -62,43 +51,17 @@ def command(kind: str, folder: Path, *more: str) -> list[str]:
 
 def run(words: Sequence[str], folder: Path, *, faults: str = "", limit: float = LIMIT) -> Ended:
     """`bridle WORDS` with faults; what it published is noted in FOLDER.ledger."""
-    log, said = (folder.with_name(f"{folder.name}.{kind}") for kind in ("fired", "said"))
+    log, ledger = (folder.with_name(f"{folder.name}.{kind}") for kind in ("fired", "ledger"))
     log.unlink(missing_ok=True)
-    ledger = folder.with_name(f"{folder.name}.ledger")
-    process = SERVER.Process(target=_command, args=(list(words), faults, str(log), str(said), str(ledger)))
-    process.start()
-    process.join(limit)
-    hung = process.is_alive()
-    if hung:
-        process.kill()
-        process.join()
+    ended = bridle(*words, limit=limit, before=partial(prepare, faults, log, ledger))
     fired = log.read_text().splitlines() if log.exists() else []
-    return Ended(None if hung else process.exitcode, said.read_text() if said.exists() else "", fired)
+    return Ended(ended.code, ended.err + ended.out, fired)
 
 
-def _command(words: list[str], faults: str, log: str, said: str, ledger: str) -> None:
-    """In the forked process."""
-    from bridle import failpoints
-    from bridle.cli import main
-
-    os.setpgid(0, 0)  # signals to this run reach it and its workers, and nobody else
-    stream = open(said, "w", buffering=1)  # noqa: SIM115 - it lives as long as the process
-    os.dup2(stream.fileno(), 1)
-    os.dup2(stream.fileno(), 2)
-    sys.stdout = sys.stderr = stream
-    torch.set_num_threads(1)
-    keep_ledger(Path(ledger))
-    failpoints.arm(faults, log=log)
-    sys.argv = ["bridle", *words]
-    try:
-        main()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else 1
-        os._exit(code)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(99)
-    os._exit(0)
+def prepare(faults: str, log: Path, ledger: Path) -> None:
+    """In the forked process, before the command."""
+    keep_ledger(ledger)
+    failpoints.arm(faults, log=str(log))
 
 
 def keep_ledger(ledger: Path) -> None:
