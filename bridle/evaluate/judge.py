@@ -72,6 +72,9 @@ class Judge:
     ) -> None:
         self.strict, self.classifier, self.cache = strict, classifier, cache
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
+        self.everything = splits.train  # codebook health is about the whole set, however few items are probed
+        if config.probe.on == "validation":
+            splits = without_test(splits)
         # Where there is a test split the folds of the others do not matter.
         folds = splits.folds if splits.test is None else None
         kept = self.chosen(splits.train, "train", folds)
@@ -79,7 +82,6 @@ class Judge:
         self.test = None if splits.test is None else part_of(splits.test, self.chosen(splits.test, "test"))
         self.folds = None if folds is None else [folds[i] for i in kept]
         self.splits = splits
-        self.everything = splits.train  # codebook health is about the whole set, however few items are probed
         self.labelled = is_labelled(splits.train)
         self.rows = max(1, min(MOST_ROWS, MOST_NUMBERS // prod(config.geometry.build().shape)))
 
@@ -267,6 +269,17 @@ class Judge:
         if (spent := time.monotonic() - began) > QUIET_SECONDS:
             text = f"{what} {done:,}/{total:,}"
             self.progress.show(f"{text} · ETA {clock(spent / done * (total - done))}", text)
+
+
+def without_test(splits: Splits) -> Splits:
+    """The same data before anybody has looked at its test items: a part of the training items stands in for them.
+
+    Of data in folds the last one is left out, and the others test each other.
+    """
+    if splits.test is not None or splits.folds is None or len(set(splits.folds)) < 3:
+        return splits._replace(test=None, folds=None)
+    kept = [i for i, fold in enumerate(splits.folds) if fold != max(splits.folds)]
+    return splits._replace(train=part_of(splits.train, kept), folds=[splits.folds[i] for i in kept])
 
 
 def solved_once(solve: Callable[[], Result]) -> Result:

@@ -70,6 +70,34 @@ def probe(judge: Judge) -> Any:
     return judge.probe_encoder(build_encoder(judge.config).eval())
 
 
+class Sealed(TensorSource):
+    """Items that nobody may look at."""
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        raise AssertionError("a test item was read")
+
+
+def test_on_validation_no_test_item_is_read(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), Sealed(x=x[:30], labels=labels[:30]))
+    with pytest.raises(AssertionError, match="a test item was read"):
+        probe(judge_of(splits))
+    found = probe(judge_of(splits, "probe.on=validation"))
+    assert (found.train_items, found.test_items) == (48, 12)
+
+
+def test_on_validation_the_last_fold_is_left_out_but_its_codes_are_still_counted(
+    judge_of: Callable[..., Judge],
+) -> None:
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
+    judge = judge_of(splits, "probe.on=validation")
+    found = probe(judge)
+    assert [fold["fold"] for fold in found.folds] == [1, 2, 3]
+    assert found.test_items == 45
+    assert len(judge.everything) == 60
+
+
 def test_data_with_folds_is_cross_validated(judge_of: Callable[..., Judge]) -> None:
     x, labels = pictures(60)
     splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
