@@ -35,18 +35,19 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from bridle.config import load_config
+from bridle.config import Config, load_config
 from bridle.config.document import read_document
 from bridle.errors import ConfigError, UsageError, quoted
 from bridle.evaluate.paired import Change, Hits, compare, compare_hits, read_hits
 from bridle.processes import run_beside
+from bridle.report.curves import curve_of, write_curves
 from bridle.seeding import generator, mix
 from bridle.train.checkpoint import write_json
 from bridle.train.log import append_row, read_rows
 
 MEASURES = ("probe", "finetune")
 ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
-KEYS = ("title", "iterations", "measures", "rows")
+KEYS = ("title", "iterations", "measures", "curve", "rows")
 COSTS = "cpu.jsonl"
 
 
@@ -58,6 +59,7 @@ class Grid(NamedTuple):
     iterations: int
     measures: tuple[str, ...]
     rows: Mapping[str, tuple[str, ...]]  # overrides by name; the first is the benchmark
+    curve: int = 0  # points of a probe curve over every encoder phase; 0 measures only its end
 
 
 class Cell(NamedTuple):
@@ -112,9 +114,12 @@ def read_grid(name: str) -> Grid:
     iterations = value.get("iterations", 2)
     if not isinstance(iterations, int) or iterations < 1:
         raise ConfigError(f"{name}: iterations is {quoted(iterations)}; expected a whole number from 1 on.")
+    curve = value.get("curve", 0)
+    if not isinstance(curve, int) or curve < 0:
+        raise ConfigError(f"{name}: curve is {quoted(curve)}; expected a number of points, or 0.")
     stem = Path(name).stem
     rows_ = {row: tuple(entry.value) for row, entry in rows.items()}
-    return Grid(stem, str(value.get("title") or stem), iterations, measures, rows_)
+    return Grid(stem, str(value.get("title") or stem), iterations, measures, rows_, curve)
 
 
 def run_grid(
@@ -144,6 +149,11 @@ def run_grid(
                 spent=partial(_note_finetuning, out, cell),
             )
             _keep_finetuned(cell)
+    if grid.curve:
+        run_beside(
+            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in runs}, jobs=jobs, console=console
+        )
+        draw_curves(grid, grid_cells, out)
     scores = {cell: read_scores(cell, grid) for cell in grid_cells}
     return write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
 
@@ -163,7 +173,33 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
             pretrain = tuple(change for change in everything if not change.startswith("finetune."))
             finetune = tuple(change for change in everything if change.startswith("finetune."))
             key = f"{mix(recipe, *pretrain) % 16**6:06x}"
-            yield Cell(row, seed, out / "runs" / f"seed{seed}-{key}", pretrain, finetune)
+            kept = _kept_for_curve(config, grid.curve)
+            yield Cell(row, seed, out / "runs" / f"seed{seed}-{key}", (*pretrain, *kept), finetune)
+
+
+def _kept_for_curve(config: Config, points: int) -> tuple[str, ...]:
+    """Checkpoints to keep so that a curve has so many points an encoder phase; `runtime.` does not change a result."""
+    if not points:
+        return ()
+    steps = config.encoder_phase.steps
+    if steps is None:
+        raise ConfigError("encoder_phase.steps: the table draws curves and needs steps; set encoder_phase.epochs=null.")
+    every = -(-(min(steps, config.max_steps or steps)) // points)
+    kept = (points + 1) * config.schedule.iterations
+    return (f"runtime.checkpoint_every={every}", f"runtime.keep={kept}", "runtime.keep_finished=true")
+
+
+def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> None:
+    """curves.svg and .png, a line a row over all seeds, and curves.csv with every point."""
+    found = {cell: curve_of(json.loads((cell.folder / "curve.json").read_text(encoding="utf-8"))) for cell in cells_}
+    text = io.StringIO()
+    lines = csv.writer(text)
+    lines.writerow(["row", "seed", "iteration", "step", "cpu_minutes", "score"])
+    for cell, points in found.items():
+        lines.writerows([cell.row, cell.seed, *point] for point in points)
+    (out / "curves.csv").write_text(text.getvalue(), encoding="utf-8")
+    by_row = {row: [points for cell, points in found.items() if cell.row == row] for row in grid.rows}
+    write_curves(by_row, out / "curves")
 
 
 def _finetuned_file(cell: Cell) -> Path:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 POINTS = {
     "kmeans.iteration": "in a codebook start, before each look at the signals",
     "step.begin": "before the first micro-batch of an optimizer step",
+    "step.input": "a micro-batch is on its device; nan spoils it",
     "step.loss": "a micro-batch's loss is known; nan spoils it",
     "step.gradient": "gradients are there, before they are judged; nan makes one of them infinite",
     "step.after_backward": "gradients are judged, nothing is updated yet",

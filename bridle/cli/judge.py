@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, here, show_results
+from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, show_results
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features in RUN/cache, and use none kept there.")]
 
@@ -19,6 +19,7 @@ def probe(
     shots: Annotated[str | None, typer.Option(help="Labels per class of a few-shot probe, such as 1,5,10.")] = None,
     head: Annotated[str | None, typer.Option(help="logistic (solved to the optimum), sgd or adamw.")] = None,
     loss: Annotated[str | None, typer.Option(help="ce or bce, of an sgd or adamw head.")] = None,
+    curve: Annotated[bool, typer.Option("--curve", help="Every kept checkpoint: accuracy by CPU minutes.")] = False,
     no_cache: NoCache = False,
 ) -> None:
     """Linear or attentive probe of a frozen encoder, beside raw features and an untrained encoder; JSON and table.
@@ -34,7 +35,26 @@ def probe(
     given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
     changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
     changes += ["probe.cache_mb=0"] if no_cache else []
+    if curve:
+        from bridle.evaluate.command import curve_run
+
+        show_curve(run, curve_run(run, [*(overrides or []), *changes]))
+        return
     show_results(run, probe_run(run, [*(overrides or []), *changes]).name, overrides=overrides or [])
+
+
+def show_curve(run: Path, path: Path) -> None:
+    """A line a point, and the figure."""
+    import json
+
+    from bridle.report.curves import curve_of, curve_table, write_curves
+
+    if not is_first_process():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    console().print(curve_table(found))
+    drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
+    typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
 
 
 @app.command()

@@ -83,6 +83,7 @@ class RuntimeConfig(Section):
     checkpoint_activations: bool = False
     checkpoint_every: Positive = 500  # steps
     keep: Positive = 2  # checkpoints inside a phase; ends of phases are always kept
+    keep_finished: bool = False  # keep those inside finished phases too, for `bridle probe --curve`
     log_every: Positive = 10  # steps between rows of metrics.jsonl
     stop_after_skips: Positive = 5  # non-finite steps in a row that end the run
     timeout_minutes: Annotated[float, Field(gt=0.0)] = 30.0  # how long a process waits for the others in a step

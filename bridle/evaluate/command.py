@@ -20,8 +20,8 @@ from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.cache import FeatureCache, splits_digest
 from bridle.evaluate.judge import Judge
 from bridle.train.checkpoint import load as load_checkpoint
-from bridle.train.interleave import finished_phases, restore_nets
-from bridle.train.log import ProgressLine
+from bridle.train.interleave import encoder_checkpoints, finished_phases, restore_nets, step_of
+from bridle.train.log import ProgressLine, read_rows
 from bridle.train.run import Results, results_header
 from bridle.train.runtime import Machine
 
@@ -54,6 +54,32 @@ def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
         return _evaluate(folder, trained, config, results, opened, "linear")
 
 
+def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
+    """Probe every checkpoint inside encoder phases that was kept, and their ends: RUN/curve.json, a point an entry."""
+    trained, config = _configs(folder, overrides)
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        opened = _open(folder, config)
+        header = _header(config, folder, opened.data)
+        results = _results(folder / "curve.json", header, opened.progress)
+        if header == _header(trained, folder, opened.data):
+            take_over_baselines(folder / "results.json", results, data=opened.data)
+        judge = _judge(folder, config, results, opened, "linear")
+        known = {(entry["iteration"], entry["step"]) for entry in results.value["evaluations"]}
+        rows = read_rows(folder / "metrics.jsonl")
+        for path in encoder_checkpoints(folder):
+            loaded = load_checkpoint(path)
+            iteration, step = int(loaded.state["iteration"]), step_of(loaded)
+            if step == 0 or (iteration, step) in known:  # step 0 is the untrained encoder, or the end before
+                continue
+            opened.progress.note(f"probing {path.name}")
+            place = int(loaded.state["phase_index"]), step
+            spent = [row.get("cpu_seconds") for row in rows if (row["phase_index"], row["step"]) <= place]
+            encoder = restore_nets(trained, loaded).encoder.to(judge.machine.device).eval()
+            point = {"iteration": iteration, "step": step, "cpu_seconds": spent[-1] if spent else None}
+            results.add({**point, "phase": str(loaded.state["phase"]), "probe": judge.probed(encoder)})
+        return results.path
+
+
 def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
     """The same with weighted k-nearest neighbours in place of the linear classifier; codebooks are left out."""
     trained, config = _configs(folder, overrides)
@@ -68,16 +94,23 @@ def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
 
 def take_over(path: Path, results: Results, *, data: str | None) -> None:
     """Use what the run itself has already measured by the same protocol, if all of it was on this data."""
-    if not path.is_file() or results.value["evaluations"]:
+    if results.value["evaluations"]:
         return
-    known = Results(path, {}).value
-    if any(entry.get("data") != data for entry in known["evaluations"]):
-        return  # the baselines then are of other data too
-    if known["baselines"]:
-        results.set_baselines(known["baselines"])
-    for entry in known["evaluations"]:
+    for entry in take_over_baselines(path, results, data=data):
         if entry["probe"] is not None:
             results.add(entry)
+
+
+def take_over_baselines(path: Path, results: Results, *, data: str | None) -> list[dict[str, Any]]:
+    """The same with the baselines alone; returns the evaluations that stand beside them."""
+    if not path.is_file():
+        return []
+    known = Results(path, {}).value
+    if any(entry.get("data") != data for entry in known["evaluations"]):
+        return []  # the baselines then are of other data too
+    if known["baselines"] and not results.value["baselines"]:
+        results.set_baselines(known["baselines"])
+    return list(known["evaluations"])
 
 
 def _open(folder: Path, config: Config) -> Opened:
@@ -107,12 +140,7 @@ def _evaluate(
     classifier: Literal["linear", "neighbours"],
 ) -> Path:
     """Judge the encoder of every finished iteration that the results do not hold yet."""
-    progress = opened.progress
-    # A probe computes in fp32, whatever the run was trained in.
-    machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
-    kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=progress.note)
-    cache = kept if config.probe.cache_mb else None
-    judge = Judge(config, opened.splits, machine, results, progress, strict=True, classifier=classifier, cache=cache)
+    progress, judge = opened.progress, _judge(folder, config, results, opened, classifier)
     for path in opened.ends:
         loaded = load_checkpoint(path)
         iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
@@ -121,10 +149,22 @@ def _evaluate(
         progress.note(f"probing {path.name}")
         nets = restore_nets(trained, loaded)
         for module in nets.modules().values():
-            module.to(machine.device).eval()
+            module.to(judge.machine.device).eval()
         found = judge(nets) if classifier == "linear" else {"probe": judge.probed(nets.encoder)}
         results.add({"iteration": iteration, "phase": phase, **found})
     return results.path
+
+
+def _judge(
+    folder: Path, config: Config, results: Results, opened: Opened, classifier: Literal["linear", "neighbours"]
+) -> Judge:
+    # A probe computes in fp32, whatever the run was trained in.
+    machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
+    kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=opened.progress.note)
+    cache = kept if config.probe.cache_mb else None
+    return Judge(
+        config, opened.splits, machine, results, opened.progress, strict=True, classifier=classifier, cache=cache
+    )
 
 
 def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:

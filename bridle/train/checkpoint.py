@@ -79,9 +79,17 @@ class State(dict[str, Any]):
 
 
 def publish(
-    root: Path, name: str, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], *, keep: int
+    root: Path,
+    name: str,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    *,
+    keep: int,
+    keep_finished: bool = False,
 ) -> Path:
-    """Save a checkpoint under `root/name`; older ones inside a phase beyond `keep` are removed afterwards."""
+    """Save a checkpoint under `root/name`. Older ones inside phases beyond `keep` are removed afterwards, and all those
+    inside finished phases unless `keep_finished`.
+    """
     _refuse_non_finite(name, tensors)
     needed = size_of(tensors) + SPARE
     temporary, final = root / f".tmp-{name}", root / name
@@ -104,7 +112,7 @@ def publish(
             "untouched; free some space and run the same command again."
         ) from error
     failpoints.hit("checkpoint.before_rotate")
-    _rotate(root, name, keep)
+    _rotate(root, name, keep, keep_finished)
     return final
 
 
@@ -288,14 +296,15 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _rotate(root: Path, newest: str, keep: int) -> None:
+def _rotate(root: Path, newest: str, keep: int, keep_finished: bool) -> None:
     """Remove old checkpoints inside phases; ends of phases (names ending in -end) and the newest stay.
 
     A damaged one counts neither as kept nor as the end of a phase, so that the last good ones stay.
     """
     whole = [path for path in checkpoint_folders(root) if find_damage(path, sizes_only=True) is None]
-    # A finished phase needs no steps from inside it any more.
-    finished = {path.name.rsplit("-", 2)[0] for path in whole if path.name.endswith("-end")}
+    # A finished phase needs no steps from inside it any more to go on.
+    ends = [path.name for path in whole if path.name.endswith("-end")]
+    finished = set[str]() if keep_finished else {name.rsplit("-", 2)[0] for name in ends}
     inside = [path for path in whole if not path.name.endswith("-end") and path.name != newest]
     room = keep if newest.endswith("-end") else keep - 1
     for position, path in enumerate(reversed(inside)):

@@ -36,6 +36,7 @@ from bridle.train.optim import (
 )
 from bridle.train.ranks import Replicas, agree, require_equal, whole_state
 from bridle.train.run import Networks, Run
+from bridle.train.runtime import cpu_seconds
 
 
 class StepResult(NamedTuple):
@@ -170,6 +171,7 @@ class Progress:
 
 def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) -> None:
     """Train one phase to its end, from its beginning or from a checkpoint inside it."""
+    began = cpu_seconds()
     for module in run.nets.modules().values():
         module.requires_grad_(False).eval()
     for module in phase.trained.values():
@@ -187,7 +189,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     loader = run.loader(
         phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
-    clock = Clock(step=progress.step, batch=phase.settings.batch)
+    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=run.metrics.spent(), began=began)
     watches = Watches.of(run, phase)
 
     def save(*, end: bool = False) -> dict[str, Tensor]:
@@ -328,6 +330,8 @@ def accumulate(
     codes = []
     for number, batch in enumerate(micro_batches, start=1):
         on_device = move(batch, run.machine.device)
+        if failpoints.hit("step.input"):
+            on_device = on_device._replace(x=on_device.x * float("nan"))
         share = batch.x.shape[0] / phase.settings.batch
         with replicas.accumulating(last=number == len(micro_batches)):
             with run.machine.autocast():
@@ -383,4 +387,5 @@ def save_checkpoint(
         "made_with": run.made_with(),
     }
     run.metrics.sync()
-    checkpoint.publish(run.checkpoints, name, tensors, state, keep=run.config.runtime.keep)
+    kept = run.config.runtime
+    checkpoint.publish(run.checkpoints, name, tensors, state, keep=kept.keep, keep_finished=kept.keep_finished)

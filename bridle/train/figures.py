@@ -13,6 +13,7 @@ from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
 from bridle.train.expected import CurveWatch
 from bridle.train.log import describe, describe_briefly
 from bridle.train.run import Networks, Run
+from bridle.train.runtime import cpu_seconds
 
 if TYPE_CHECKING:
     from bridle.train.engine import Phase, Progress, Update
@@ -21,10 +22,20 @@ USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in
 
 
 class Clock:
-    """Rate and remaining time, measured between two looks."""
+    """Rate, measured between two looks, and the CPU time of training so far.
 
-    def __init__(self, *, step: int, batch: int) -> None:
+    Interruptions and evaluations do not count: `spent` is what earlier phases and processes noted, `began` the CPU time
+    of this process when the phase began.
+    """
+
+    def __init__(self, *, step: int, batch: int, spent: float, began: float) -> None:
         self.step, self.batch, self.time = step, batch, time.perf_counter()
+        self.spent, self.began = spent, began
+
+    def cpu_seconds(self, device: torch.device) -> float:
+        """Of all ranks together. Collective."""
+        here = torch.tensor(cpu_seconds() - self.began, dtype=torch.float64, device=device)
+        return self.spent + float(distributed.sum_over_ranks(here))
 
     def rate(self, step: int) -> float:
         """Samples per second since the last look."""
@@ -71,6 +82,7 @@ def report(
         "learning_rate": update.learning_rate,
         "skipped": progress.skipped,
         "samples_per_second": round(clock.rate(progress.step), 1),
+        "cpu_seconds": round(clock.cpu_seconds(run.machine.device), 2),
         "world_size": distributed.world_size(),
         "resumed_from": run.resumed_from,
     }

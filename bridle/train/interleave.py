@@ -107,8 +107,12 @@ def finished_phases(folder: Path) -> list[Path]:
     """The checkpoints at the ends of encoder (or joint) phases of a run, oldest first; an exported folder is one."""
     if is_exported(folder):
         return [folder]
-    ends = [path for path in checkpoint_folders(folder / "checkpoints") if path.name.endswith("-end")]
-    return [path for path in ends if "-tokenizer-" not in path.name]
+    return [path for path in encoder_checkpoints(folder) if path.name.endswith("-end")]
+
+
+def encoder_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of encoder (or joint) phases that a run has kept, oldest first."""
+    return [path for path in checkpoint_folders(folder / "checkpoints") if "-tokenizer-" not in path.name]
 
 
 def last_checkpoint(run: Run[Networks]) -> Loaded | None:

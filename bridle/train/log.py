@@ -52,6 +52,12 @@ class MetricsFile:
             temporary.unlink(missing_ok=True)
             raise unwritable(self.path, error) from error
 
+    def spent(self) -> float:
+        """CPU seconds of training that the last row tells of."""
+        rows = read_rows(self.path)
+        found = rows[-1].get("cpu_seconds") if rows else None
+        return float(found) if isinstance(found, int | float) else 0.0
+
     def append(self, row: Row) -> None:
         append_row(self.path, row, place="metrics.append")
 

@@ -268,10 +268,15 @@ class Results:
         return any(entry["iteration"] == iteration for entry in self.value["evaluations"])
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        others = [old for old in self.value["evaluations"] if old["iteration"] != entry["iteration"]]
-        self.value["evaluations"] = sorted([*others, dict(entry)], key=lambda e: int(e["iteration"]))
+        """An entry takes the place of one about the same iteration, or the same step of it where steps are told."""
+        others = [old for old in self.value["evaluations"] if _place(old) != _place(entry)]
+        self.value["evaluations"] = sorted([*others, dict(entry)], key=_place)
         self._write()
 
     def set_baselines(self, baselines: Mapping[str, Any]) -> None:
         self.value["baselines"] = dict(baselines)
         self._write()
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[int, int]:
+    return int(entry["iteration"]), int(entry.get("step", 0))

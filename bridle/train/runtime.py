@@ -10,6 +10,7 @@ import platform
 import resource
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -153,6 +154,31 @@ def peak_memory() -> str:
     if torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
         found += f", {held / 1e9:.1f} GB on the GPU"
     return found
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of all it has started, those still at work included where /proc tells."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_family_seconds, _children("self")))
+
+
+def _children(process: str) -> list[str]:
+    tasks = Path(f"/proc/{process}/task")
+    try:
+        return [child for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    except OSError:  # it has ended meanwhile, or there is no /proc here
+        return []
+
+
+def _family_seconds(process: str) -> float:
+    """CPU time of another process, of its ended children, and of those at work."""
+    try:
+        # After the name, which may hold anything: state, 10 numbers, then user, system, and both of ended children.
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(map(_family_seconds, _children(process)))
 
 
 def environment(command: str | None = None) -> dict[str, Any]:

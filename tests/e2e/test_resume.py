@@ -50,7 +50,11 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    free = ("samples_per_second", "resumed_from")  # how fast and from where is not part of the experiment
+    free = (
+        "samples_per_second",
+        "cpu_seconds",
+        "resumed_from",
+    )  # how fast and from where is not part of the experiment
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in free} for line in lines]
 

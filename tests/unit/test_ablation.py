@@ -58,6 +58,7 @@ def test_the_papers_tables_are_shipped_and_every_row_is_a_config() -> None:
         ("rows: {a: [], b: []}\nmeasures: 5", "measures holds .5"),
         ("rows: {a: [], b: []}\nmeasures: [[probe]]", "measures holds"),
         ("rows: {a: [], b: []}\niterations: 0", "iterations"),
+        ("rows: {a: [], b: []}\ncurve: many", "curve is 'many'"),
     ],
 )
 def test_a_wrong_table_is_refused_with_its_reason(text: str, message: str, tmp_path: Path) -> None:
@@ -80,6 +81,18 @@ def test_a_typo_in_the_last_row_is_told_before_anything_runs(tmp_path: Path) -> 
 def test_a_seed_in_a_row_is_refused_because_the_table_has_its_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--seeds"):
         list(cells("digits-tiny", [], grid(a=(), b=("seed=3",)), seeds=[0], out=tmp_path))
+
+
+def test_a_table_with_curves_keeps_checkpoints_and_refuses_phases_counted_in_epochs(tmp_path: Path) -> None:
+    wanted = grid(a=(), b=("quantizer=vq",))._replace(curve=4)
+    (one, _) = cells("digits-tiny", ["encoder_phase.steps=90"], wanted, seeds=[0], out=tmp_path)
+    config = load_config("digits-tiny", list(one.pretrain))
+    assert config.runtime.checkpoint_every == 23  # 23, 46, 69, and the end
+    assert config.runtime.keep_finished and config.runtime.keep >= 4
+    (plain, _) = cells("digits-tiny", ["encoder_phase.steps=90"], wanted._replace(curve=0), seeds=[0], out=tmp_path)
+    assert plain.folder == one.folder  # a run is the same with and without
+    with pytest.raises(ConfigError, match="needs steps"):
+        list(cells("image", ["data.root=x"], wanted, seeds=[0], out=tmp_path))
 
 
 def test_one_measure_needs_no_list(tmp_path: Path) -> None:

@@ -93,6 +93,14 @@ def test_rotation_keeps_the_last_n_and_every_end_of_a_phase(tmp_path: Path) -> N
     assert names == ["p00-iter1-encoder-00000005-end", "p01-iter2-tokenizer-00000001"]
 
 
+def test_steps_inside_a_finished_phase_stay_where_a_curve_is_wanted(tmp_path: Path) -> None:
+    for name in ("00000001", "00000002", "00000003", "00000003-end"):
+        publish(tmp_path, f"p00-iter1-encoder-{name}", tensors(1), {"step": 1}, keep=2, keep_finished=True)
+    publish(tmp_path, "p01-iter2-tokenizer-00000000", tensors(6), {"step": 0}, keep=2, keep_finished=True)
+    kept = [path.name.removeprefix("p0") for path in sorted(tmp_path.glob("p*"))]
+    assert kept == ["0-iter1-encoder-00000003", "0-iter1-encoder-00000003-end", "1-iter2-tokenizer-00000000"]
+
+
 def test_a_pickle_named_like_a_checkpoint_is_refused(tmp_path: Path) -> None:
     folder = publish(tmp_path, "p00-a-00000001", tensors(), {}, keep=1)
     torch.save({"w": torch.ones(3)}, folder / "model.safetensors")

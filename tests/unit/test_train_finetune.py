@@ -48,7 +48,7 @@ def tuning(
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    free = ("samples_per_second", "resumed_from")
+    free = ("samples_per_second", "cpu_seconds", "resumed_from")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in free} for line in lines]
 
