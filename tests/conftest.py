@@ -33,6 +33,11 @@ SMALL = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first: what two workers share at the end is then short."""
+    items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
 @pytest.fixture
 def small() -> Callable[..., Config]:
     """small("key=value", …, recipe=…): a config of the embedded digits that trains in about a second."""

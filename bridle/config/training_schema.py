@@ -96,7 +96,9 @@ class ProbeConfig(Section):
     """Linear probe after every encoder phase and for `bridle probe`."""
 
     enabled: bool = True
-    on: Literal["test", "validation"] = "test"  # validation: test items stay unseen while settings are chosen
+    # test: as the data is split. validation: test items stay unseen while settings are chosen. folds: all labelled
+    # items are cross-validated, for sets whose test part is too small to tell anything.
+    on: Literal["test", "validation", "folds"] = "test"
     pool: Literal["mean", "axis", "class", "attentive"] = "mean"
     axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean

@@ -203,6 +203,28 @@ def stratified(y: Array, share: float, source: torch.Generator) -> Array:
     return held
 
 
+def stratified_folds(y: Array, count: int, *, seed: int) -> list[int]:
+    """A fold from 1 to `count` for every item, each class spread evenly over them."""
+    kinds, source = y if y.ndim == 1 else _rarest(y), generator(seed, "probe folds")
+    folds, place = np.zeros(len(y), dtype=int), 0
+    for label in np.unique(kinds):
+        items = np.flatnonzero(kinds == label)
+        order = torch.randperm(len(items), generator=source).numpy()
+        # Going on where the last class ended, so that folds are of one size.
+        folds[items[order]] = (place + np.arange(len(items))) % count + 1
+        place += len(items)
+    return folds.tolist()
+
+
+def joined(first: Features, second: Features) -> Features:
+    """The items of both, in that order."""
+    valid = None
+    if first.valid is not None or second.valid is not None:
+        masks = [np.ones(one.x.shape[:2], bool) if one.valid is None else one.valid for one in (first, second)]
+        valid = np.concatenate(masks)
+    return Features(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), valid)
+
+
 def _rarest(y: Array) -> Array:
     """(N, K) -> (N,): the label of each item that the fewest items have; K for an item without any."""
     counts = np.where(y, y.sum(axis=0), len(y) + 1)

@@ -22,7 +22,15 @@ from bridle.evaluate.advice import in_force
 from bridle.evaluate.attentive import fit_attentive
 from bridle.evaluate.cache import FeatureCache, data_digest, make_key, splits_digest, weights_digest
 from bridle.evaluate.codebooks import codebook_health, verdicts
-from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
+from bridle.evaluate.features import (
+    Features,
+    collect_features,
+    collect_tokens,
+    joined,
+    raw_features,
+    split_features,
+    stratified_folds,
+)
 from bridle.evaluate.fewshot import beside, few_shots
 from bridle.evaluate.head import fit_head
 from bridle.evaluate.items import choose_items
@@ -50,6 +58,7 @@ from bridle.train.runtime import Machine
 MOST_ROWS = 256  # samples that go through a network at once
 MOST_NUMBERS = 2**24  # of their inputs together; of large inputs fewer go at once
 
+FOLDS = 5  # of data without its own, with probe.on: folds
 QUIET_SECONDS = 2.0  # before progress is shown
 
 Collect = Callable[[Source], Features]
@@ -185,7 +194,7 @@ class Judge:
             nearest = retrieval(pairs(), seed=seed)
             return found._replace(retrieval=None if nearest is None else nearest.as_dict())
         if settings.shots:
-            total = len(settings.shots) * settings.draws * (1 if self.folds is None else len(set(self.folds)))
+            total = len(settings.shots) * settings.draws * sum(1 for _ in pairs())
             few = few_shots(
                 pairs(), shots=settings.shots, draws=settings.draws, seed=seed,
                 tell=partial(self.show_progress, "few-shot probe", time.monotonic(), total),
@@ -198,6 +207,9 @@ class Judge:
         seed = self.config.seed
         if self.folds is not None:
             return partial(fold_pairs, train, self.folds, seed=seed)
+        if self.config.probe.on == "folds":
+            items = train if test is None else joined(train, test)
+            return partial(fold_pairs, items, stratified_folds(items.y, FOLDS, seed=seed), seed=seed)
         if test is None:
             train, test = split_features(train, seed=seed)
         return partial(split_pairs, train, test, seed=seed)

@@ -23,10 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.evaluate.features import Array, Features
+from bridle.evaluate.features import Array, Features, stratified
 from bridle.evaluate.metrics import best_class, mean_average_precision
+from bridle.seeding import generator
 
 STRENGTHS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
+FEW = 1000  # items
 MAX_ITERATIONS = 300  # of L-BFGS per fit; a usual fit needs under 100
 TOLERANCE = (
     1e-9  # in nats per item, of the change of the objective between two steps; then it has no digit left to move
@@ -77,6 +79,7 @@ def fit_logistic(
 ) -> LinearClassifier:
     """Choose C on the `held` (N,) part of the training items, then fit all of them with it.
 
+    Of fewer than FEW items one part is too small to choose by: the others take turns with it, and all answers count.
     Features are standardised by `moments`, the training items' own without them. Ties go to the stronger
     regularisation. Weaker and weaker regularisation is tried only until it has hurt by a point, or twice in a row: such
     fits take longest and do not recover.
@@ -85,13 +88,20 @@ def fit_logistic(
     rotated, (classes, targets) = _rotate(train.x, moments or moments_of(train.x)), one_column_each(train)
     strength, near = path[len(path) // 2], None
     if held.any() and len(path) > 1:
-        validation, rest = torch.from_numpy(held), torch.from_numpy(~held)
+        parts = _turns(train.y, held) if len(held) < FEW else [held]
         tried: list[_Solved] = []
         quality: list[float] = []
-        for found in _solve_along(rotated, targets, path, rows=rest, several=train.several):
-            scores = _scores(rotated.x[validation] @ found.weight + found.bias, several=train.several)
-            tried.append(found)
-            quality.append(fit_quality(scores, train.y[held], classes))
+        fits = [
+            _solve_along(rotated, targets, path, rows=torch.from_numpy(~part), several=train.several) for part in parts
+        ]
+        for found in zip(*fits, strict=True):
+            scores = [
+                _scores(rotated.x[torch.from_numpy(part)] @ own.weight + own.bias, several=train.several)
+                for part, own in zip(parts, found, strict=True)
+            ]
+            tried.append(found[0])
+            answered = np.concatenate([train.y[part] for part in parts])
+            quality.append(fit_quality(np.concatenate(scores), answered, classes))
             if max(quality[-2:]) < max(quality) or quality[-1] < max(quality) - 0.01:
                 break
         best = int(np.argmax(quality))
@@ -101,6 +111,21 @@ def fit_logistic(
     weight = rotated.axes @ final.weight  # (R, K) -> (D, K)
     setting: dict[str, float | bool] = {"strength": float(strength), "converged": final.converged}
     return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, train.several, setting)
+
+
+def _turns(y: Array, held: Array) -> list[Array]:
+    """`held`, and the other items in parts of about its size: (N,) bool each, every class in each if it can be."""
+    parts, left = [held], ~held
+    for missing in range(max(round(len(held) / held.sum()) - 1, 0), 0, -1):
+        rows = np.flatnonzero(left)
+        chosen = np.ones(len(rows), dtype=bool)
+        if missing > 1:
+            chosen = stratified(y[rows], 1 / missing, generator(missing, "validation in turns"))
+        part = np.zeros_like(held)
+        part[rows[chosen]] = True
+        parts.append(part)
+        left = left & ~part
+    return parts
 
 
 def fit_quality(scores: Array, y: Array, classes: Array) -> float:

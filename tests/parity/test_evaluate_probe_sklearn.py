@@ -15,7 +15,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bridle.evaluate.features import Features
-from bridle.evaluate.logistic import fit_logistic
+from bridle.evaluate.logistic import _turns, fit_logistic
 from bridle.evaluate.transfer import LabelsResult, linear_probe, score_split
 
 
@@ -54,6 +54,40 @@ def test_the_fit_is_scikit_learns_optimum(items: int, width: int, classes: int, 
     pipeline.fit(x.astype(np.float64), y)
     ours = np.exp(found.scores(Features(x, y)))
     np.testing.assert_allclose(ours, pipeline.predict_proba(x.astype(np.float64)), atol=2e-4)
+
+
+def test_of_few_items_the_strength_is_chosen_by_all_of_them_in_turns_as_brute_force_does() -> None:
+    rng = np.random.default_rng(3)
+    x = correlated(150, 40)
+    y = (x[:, :3] + 2 * rng.normal(size=(150, 3))).argmax(axis=1)
+    held = np.arange(150) % 5 == 0
+    parts = _turns(y, held)
+    assert np.array_equal(np.sum(parts, axis=0), np.ones(150)) and np.array_equal(parts[0], held)
+    assert [int(part.sum()) for part in parts] == pytest.approx([30] * 5, abs=2)
+    scaled = (x - x.mean(axis=0)) / x.std(axis=0)
+    strengths = [0.0003, 0.003, 0.03]
+    right = []
+    for strength in strengths:
+        each = [LogisticRegression(C=strength, tol=1e-9, max_iter=5000).fit(scaled[~p], y[~p]) for p in parts]
+        right.append(sum((fit.predict(scaled[p]) == y[p]).sum() for fit, p in zip(each, parts, strict=True)))
+    assert len(set(right)) == 3  # no ties that rules would have to break
+    found = fit_logistic(Features(x, y), held, strengths=strengths)
+    assert found.setting["strength"] == strengths[int(np.argmax(right))]
+
+
+def test_of_many_items_the_held_part_alone_decides() -> None:
+    x = correlated(1000, 20)
+    y = (x[:, :3] + np.random.default_rng(4).normal(size=(1000, 3))).argmax(axis=1)
+    held = np.arange(1000) < 200
+    y[held] = np.bincount(y[~held]).argmax()  # what it holds speaks against learning anything
+    strengths = [0.00001, 0.1]
+    scores = [
+        LogisticRegression(C=C, tol=1e-9, max_iter=5000).fit(z[~held], y[~held]).score(z[held], y[held])
+        for z in [(x - x.mean(axis=0)) / x.std(axis=0)]
+        for C in strengths
+    ]
+    found = fit_logistic(Features(x, y), held, strengths=strengths)
+    assert found.setting["strength"] == strengths[int(np.argmax(scores))]
 
 
 def test_items_with_several_labels_are_probed_as_scikit_learn_does_one_class_against_the_rest() -> None:

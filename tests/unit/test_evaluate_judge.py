@@ -98,6 +98,29 @@ def test_on_validation_the_last_fold_is_left_out_but_its_codes_are_still_counted
     assert len(judge.everything) == 60
 
 
+def test_on_folds_all_items_are_scored_once_each_class_in_every_fold(judge_of: Callable[..., Judge]) -> None:
+    (x, labels), (more, other) = pictures(60), pictures(15, seed=1)
+    splits = Splits(TensorSource(x=x, labels=labels), TensorSource(x=more, labels=other))
+    found = probe(judge_of(splits, "probe.on=folds"))
+    assert [fold["test_items"] for fold in found.folds] == [15] * 5
+    assert (found.train_items, found.test_items) == (60, 75)
+    assert probe(judge_of(splits)).folds is None
+    own = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
+    assert len(probe(judge_of(own, "probe.on=folds")).folds) == 4  # data that has folds keeps them
+    folds = np.array(features.stratified_folds(np.array([0] * 7 + [1] * 13 + [2] * 5), 5, seed=0))
+    assert np.bincount(folds)[1:].tolist() == [5] * 5
+    assert all(1 <= (folds[:7] == fold).sum() <= 2 <= (folds[7:20] == fold).sum() <= 3 for fold in range(1, 6))
+
+
+def test_padding_of_either_part_survives_joining() -> None:
+    whole = features.Features(np.zeros((2, 3, 4), np.float32), np.array([0, 1]))
+    padded = features.Features(np.ones((1, 3, 4), np.float32), np.array([2]), np.array([[True, True, False]]))
+    both = features.joined(whole, padded)
+    assert both.x[:, 0, 0].tolist() == [0, 0, 1] and both.y.tolist() == [0, 1, 2]
+    assert both.valid is not None and both.valid.sum(axis=1).tolist() == [3, 3, 2]
+    assert features.joined(whole, whole).valid is None
+
+
 def test_data_with_folds_is_cross_validated(judge_of: Callable[..., Judge]) -> None:
     x, labels = pictures(60)
     splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
