@@ -11,6 +11,7 @@ from rich.table import Table
 from bridle.report.runs import RunSummary, item, items, main_score, mapping, model_name, number, score_name, whole
 
 FEW_SHOT_NOTE = "± half the 95 % interval over draws; * above the untrained encoder on the same draws"
+UNEVEN = 0.03  # between accuracy and balanced accuracy
 BASELINES = {"raw": "raw input", "untrained": "untrained encoder"}
 
 
@@ -63,7 +64,9 @@ def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]
     names = {score_name(probe) for probe in probes} or {"accuracy"}
     short = {"accuracy": "acc. %", "mAP": "mAP %"}[names.pop()] if len(names) == 1 else "%"
     columns = [Column(f"{kind} {short}", lambda entry: _score(_probe(entry)), True)]
-    if any("folds" in probe and "accuracy" in probe for probe in probes):
+    if any(_uneven(probe) for probe in probes):
+        columns.append(_plain_score("balanced %", "balanced_accuracy", 100, 1))
+    elif any("folds" in probe and "accuracy" in probe for probe in probes):
         columns.append(_plain_score("mAP %", "mean_average_precision", 100, 1))
     if any("retrieval" in probe for probe in probes):
         columns.append(Column("retrieval mAP %", lambda entry: _score(mapping(_probe(entry).get("retrieval"))), True))
@@ -78,6 +81,12 @@ def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]
         Column("ECU per stage", lambda entry: _stages(entry, "effective_usage")),
         Column("codebooks", _flag),
     ]
+
+
+def _uneven(probe: Mapping[str, Any]) -> bool:
+    """Do some classes have so many more test items than others that accuracy alone misleads?"""
+    plain, balanced = number(probe.get("accuracy")), number(probe.get("balanced_accuracy"))
+    return plain is not None and balanced is not None and abs(plain - balanced) > UNEVEN
 
 
 def few_shot_table(run: RunSummary) -> Table | None:

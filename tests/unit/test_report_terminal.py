@@ -63,6 +63,11 @@ def test_a_run_without_results_has_no_table() -> None:
     assert results_table([RunSummary("name", "set", "RQ", [], {}, "", {})]) is None
 
 
+def test_where_classes_are_uneven_balanced_accuracy_stands_beside() -> None:
+    assert shown({**PLAIN, "balanced_accuracy": 0.71}, stages=None)[-1] == "RQ iter1 80.0 ±4.0 71.0"
+    assert shown({**PLAIN, "balanced_accuracy": 0.79}, stages=None)[-1] == "RQ iter1 80.0 ±4.0"
+
+
 def test_retrieval_stands_beside_the_neighbours() -> None:
     probe = {**PLAIN, "retrieval": {"mean_average_precision": 0.312, "interval": [0.30, 0.33]}}
     assert shown(probe, stages=None, evaluation="k-NN")[-1] == "RQ iter1 80.0 ±4.0 31.2 ±1.5"
