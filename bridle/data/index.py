@@ -9,7 +9,9 @@ An index is a folder of columns (see `columns`) and index.json, which is written
     SPLIT.of, SPLIT.offsets, SPLIT.sizes    of samples in shards: which shard, and where in it
 
 It belongs to one state of one list, named by a key; with another key, or damaged, it does not count. It is published by
-renaming a finished folder, so that a killed process leaves none that is half written.
+renaming a finished folder, so that a killed process leaves none that is half written. What such a process was making
+lies beside, named by machine and process (NAME.MACHINE.PID.part, or .old for what it replaced); whoever builds next on
+that machine removes it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +70,8 @@ def indexed(
 
 def build_at(place: Path, *, key: str, root: Path, build: Callable[[Path | None], DataListing]) -> DataListing:
     """Build in a folder beside `place`, then put it there."""
-    part = place.with_name(f"{place.name}.{os.getpid()}.part")
+    part = beside(place, "part")
+    remove_stale(place)
     try:
         part.mkdir(parents=True)
         write_facts(part, build(part), key=key, root=root)
@@ -81,7 +86,7 @@ def build_at(place: Path, *, key: str, root: Path, build: Callable[[Path | None]
 
 def publish(part: Path, place: Path) -> None:
     """Put a finished folder in the place of an older one. Who has that one open keeps it."""
-    old = place.with_name(f"{place.name}.{os.getpid()}.old")
+    old = beside(place, "old")
     if place.exists():
         place.rename(old)
     try:
@@ -90,6 +95,35 @@ def publish(part: Path, place: Path) -> None:
         if not place.is_dir():  # else another process was quicker
             raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def beside(place: Path, kind: str) -> Path:
+    """A name next to `place` that nobody else takes."""
+    return place.with_name(f"{place.name}.{machine()}.{os.getpid()}.{kind}")
+
+
+def machine() -> str:
+    """This machine as part of a file name: a number of a process says nothing on another one."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
+
+
+def remove_stale(place: Path) -> None:
+    """Clear away what processes of this machine left that were killed while they built."""
+    ours = re.compile(rf"{re.escape(place.name)}\.{re.escape(machine())}\.(\d+)\.(part|old)")
+    for path in place.parent.iterdir() if place.parent.is_dir() else ():
+        if (found := ours.fullmatch(path.name)) is not None and not is_running(int(found[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_running(pid: int) -> bool:
+    """Is there a process of this number?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # somebody else's; no number of a process
+        return True
+    return True
 
 
 def write_facts(folder: Path, listing: DataListing, *, key: str, root: Path) -> None:

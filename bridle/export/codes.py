@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any
 
 import numpy as np
@@ -45,6 +46,8 @@ DAMAGE = (
     OSError,  # a place in the archive that cannot be
     RecursionError,
     MemoryError,
+    OverflowError,  # a number that no array holds
+    TokenError,  # of numpy, in the header of an array
 )
 
 Array = NDArray[Any]
@@ -108,6 +111,8 @@ class StoredFile:
             raise ValueError("starts do not fit the files")
         if len(shapes[self.kind]) != 2 or any(shapes[name][0] != self.starts[-1] for name in self.columns):
             raise ValueError("the arrays do not have the same number of rows")
+        if not self.pooled and "positions" not in self.columns:
+            raise ValueError("it does not say where its tokens are")
 
 
 class Stored:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import math
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,7 +29,7 @@ from bridle.export.inputs import Item, Items
 from bridle.export.parts import LEDGER, Column, Entry, Parts
 from bridle.export.writing import write_result
 from bridle.models.foreign import fingerprint
-from bridle.train.checkpoint import write_json
+from bridle.train.checkpoint import is_count, write_json
 from bridle.train.log import read_rows
 from bridle.train.runtime import locked
 
@@ -283,6 +284,8 @@ def read_index(folder: Path) -> Index:
         missing = {"format", "kind"} - header.keys()
         if missing:
             raise ValueError(f"no {sorted(missing)[0]}")
+        if not is_count(header["format"]) or not is_count(found["files"]) or files > sys.maxsize:
+            raise ValueError("its format or its number of files is no whole number")
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{quoted(folder / INDEX)} is not an index that bridle wrote ({quoted(error)}).") from error
     for path, size, _ in notes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import json
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bridle.errors import DataError, UsageError, quoted
-from bridle.export.codes import CodesFile, read_codes
+from bridle.export.codes import DAMAGE, CodesFile, read_codes
 from bridle.export.sequences import Array, Ids, Vocabulary, framed, make_vocabulary, packed, read_vocabulary
-from bridle.train.checkpoint import replace_folder, write_json
+from bridle.train.checkpoint import is_count, replace_folder, write_json
 from bridle.train.log import ProgressLine
 from bridle.train.runtime import StopRequest
 
@@ -217,6 +218,8 @@ class SequencesFile:
                     f"{FORMAT}; use a newer bridle."
                 )
             self.vocabulary = read_vocabulary(self.header)
+            if not is_count(self.header["files"]) or self.header["files"] > sys.maxsize:
+                raise ValueError(f"{VOCABULARY} does not say of how many files it is")
 
     def __len__(self) -> int:
         return int(self.header["files"])
@@ -230,7 +233,10 @@ class SequencesFile:
         count = 0
         with self._explained():
             for row in self._stored():
-                yield str(row["file"]), np.asarray(row["input_ids"], dtype=np.int64)
+                ids = np.asarray(row["input_ids"], dtype=np.int64)
+                if ids.ndim != 1:
+                    raise ValueError("input_ids is no list of numbers")
+                yield str(row["file"]), ids
                 count += 1
             if count != len(self):
                 raise ValueError(f"{count} sequences, but {VOCABULARY} says {len(self)}")
@@ -260,7 +266,7 @@ class SequencesFile:
         """Damage of any kind as one line."""
         try:
             yield
-        except (ValueError, KeyError, TypeError, EOFError, OSError) as error:
+        except DAMAGE as error:
             raise DataError(
                 f"{quoted(self.folder)} is damaged, cut short, or not written by bridle ({type(error).__name__}: "
                 f"{quoted(error)}); write it again with `bridle sequences`."

@@ -117,6 +117,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         used = [*index["segments"], *([] if index["generation"] is None else [index["generation"]])]
         if not all(_is_ours(name) for name in used):
             raise ValueError("a name leads out of the folder")
+        if index["generation"] is not None and (missing := {"run", "pool", "axis", "model"} - index.keys()):
+            raise ValueError(f"no {sorted(missing)[0]}")
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{quoted(folder / INDEX)} is damaged ({type(error).__name__}: {quoted(error)}); give --overwrite to "

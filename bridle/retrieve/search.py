@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import DataError, UsageError, quoted
+from bridle.export.codes import DAMAGE
 from bridle.export.model import Model, load
 from bridle.retrieve.corpus import Entry, read_entries
 from bridle.retrieve.grams import Grams, terms_of
@@ -127,7 +128,8 @@ class Index:
         """(N,) cosine of the n-grams of a file's codes with those of every file."""
         found = self.model.tokenize_file(path)
         terms = terms_of(found.codes, found.positions, lines_of(self.model))
-        return self.grams.scores(terms, len(self.items))
+        with self._explained():
+            return self.grams.scores(terms, len(self.items))
 
     @cached_property
     def _faiss(self) -> Any:
@@ -166,7 +168,7 @@ class Index:
         """Damage of any kind as one line."""
         try:
             yield
-        except (ValueError, TypeError, KeyError, EOFError, OSError) as error:
+        except DAMAGE as error:
             raise DataError(
                 f"{quoted(self.generation)} is damaged or incomplete ({type(error).__name__}: {quoted(error)}); give "
                 "--overwrite to `bridle index` to make it anew."

@@ -160,7 +160,7 @@ def run_all(out: Path) -> None:
             (out / f"spoilt{rank}.txt").write_text(str(error))
         pretrain_holes(out / "holes")
         if rank == 1:
-            failpoints.arm("step.loss@3=nan;step.gradient@5=nan")
+            failpoints.arm("step.loss@3=nan;step.input@7=nan;step.gradient@5=nan")  # in steps 2, 4 and 5
         with listen("nan").listening():
             api.pretrain("digits-tiny", out=out / "nan", overrides=SHORT)
 

@@ -196,7 +196,7 @@ def test_bad_samples_of_all_ranks_are_listed_once(one: Path, two: Path) -> None:
 
 
 def test_a_step_that_is_not_finite_on_one_rank_is_skipped_on_both(two: Path) -> None:
-    assert rows(two / "nan")[-1]["skipped"] == 2  # a loss, and a gradient that went bad after the exchange
+    assert rows(two / "nan")[-1]["skipped"] == 3  # a loss, an input, and a gradient that went bad after the exchange
     first, second = (load_file(two / "nan" / f"rank{r}.safetensors") for r in (0, 1))
     assert all(torch.equal(first[key], second[key]) and bool(torch.isfinite(first[key]).all()) for key in first)
 

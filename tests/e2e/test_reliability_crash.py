@@ -5,16 +5,12 @@ A choice of the grid that `make soak` runs whole.
 
 from __future__ import annotations
 
-import json
-import re
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from soak import faults
-from soak.faults import BEFORE_ANYTHING, POINTS, Ended, command, copy_run, differences, place, resumed_from, run
+from soak.faults import POINTS, Ended, command, copy_run, differences, resumed_from, run
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +63,7 @@ def test_killed_and_continued_equals_never_killed(
     killed = run(command(kind, folder), folder, faults=fault)
     assert (killed.code, killed.fired) == (-9, [fault])
     ended = finish(kind, wholes, folder)
-    if point not in BEFORE_ANYTHING or kind == "tokenizer":
-        assert "continuing from" in ended.said
-    if point.startswith(("step.", "checkpoint.")):
-        saved = [int(step) for step in re.findall(r"continuing from \S+-(\d{8})", ended.said)]
-        assert saved[0] > 0
+    assert faults.resume_faults(kind, point, ended.said) == []
 
 
 def test_three_kills_in_one_run_and_workers_change_nothing(wholes: dict[str, Path], tmp_path: Path) -> None:
@@ -101,42 +93,18 @@ def test_a_signal_saves_and_leaves_within_a_step(
     assert stopped.code == code, stopped.said
     assert stopped.fired == fault.split(";")
     assert "Run the same command again to continue" in stopped.said
-    steps = [row["step"] for row in faults.rows(place(kind, folder))] if "step.begin" in fault else []
-    if steps:  # nothing was done after the step that the signal came in
-        newest = sorted((folder / "checkpoints").glob("p*"))[-1]
-        assert int(newest.name[-8:]) == steps[-1]
+    if "step.begin@" in fault:  # nothing was done after the step that the signal came in
+        steps = int(fault.partition("step.begin@")[2][0])
+        assert faults.stop_faults(kind, folder, steps=steps) == []
     finish(kind, wholes, folder)
 
 
-@pytest.mark.parametrize("fault", ["step.loss@2=nan", "step.gradient@2=nan"])
-def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(
-    wholes: dict[str, Path], tmp_path: Path, fault: str
-) -> None:
-    folder = tmp_path / "run"
-    ended = run(command("joint", folder, "runtime.keep=9"), folder, faults=f"step.begin@2=sigterm;{fault}")
-    assert (ended.code, ended.fired) == (143, ["step.begin@2=sigterm", fault])
-    before, after = ((folder / "checkpoints" / f"p0000-iter1-joint-{step:08}") for step in (1, 2))
-    for file in ("model.safetensors", "optimizer.safetensors", "ages.safetensors"):
-        left, right = load_file(before / file), load_file(after / file)
-        assert sorted(left) == sorted(right)
-        assert [name for name in left if not torch.equal(left[name], right[name])] == []
-    counters = [json.loads((path / "state.json").read_text())["progress"] for path in (before, after)]
-    assert counters == [
-        {"step": 1, "skipped": 0, "skipped_in_a_row": 0},
-        {"step": 2, "skipped": 1, "skipped_in_a_row": 1},
-    ]
+def test_a_step_that_is_not_finite_changes_nothing_but_the_counters(tmp_path: Path) -> None:
+    assert faults.check_one_skip("joint", tmp_path / "run", "step.input") == []
 
 
 def test_five_in_a_row_stop_the_run_and_the_last_checkpoint_is_finite(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    words = ["max_steps=9" if word.startswith("max_steps") else word for word in command("joint", folder)]
-    ended = run(words, folder, faults="step.loss@3+=nan")
-    assert (ended.code, len(ended.fired)) == (65, 5)
-    assert "5 steps in a row with a loss or gradient that is not finite" in ended.said
-    assert str(folder / "checkpoints") in ended.said
-    newest = sorted((folder / "checkpoints").glob("p*"))[-1]
-    for file in newest.glob("*.safetensors"):
-        assert all(bool(torch.isfinite(x).all()) for x in load_file(file).values() if x.is_floating_point())
+    assert faults.check_five_skips("joint", tmp_path / "run", "step.loss") == []
 
 
 @pytest.mark.parametrize("point", ["checkpoint.half_written", "metrics.append"])

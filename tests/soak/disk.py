@@ -12,6 +12,7 @@ import torch
 
 from bridle.errors import CheckpointError
 from bridle.train.checkpoint import load_latest, publish
+from soak.tally import Tally, judged
 
 SIZE = 50_000  # numbers of each tensor
 
@@ -34,8 +35,8 @@ def save_under_limit(root: Path, limit: int, told: Connection) -> None:
         told.send(f"{error.exit_code} {error}")
 
 
-def fill_disk(share: float) -> tuple[int, int, list[str]]:
-    """(held, tried, what was wrong): the previous checkpoint loads, the message names all, no stump is left."""
+def fill_disk(share: float) -> Tally:
+    """The previous checkpoint loads, the message names all, no stump is left."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         save(root, 1)
@@ -55,4 +56,4 @@ def fill_disk(share: float) -> tuple[int, int, list[str]]:
             "the previous one loads": loaded is not None and loaded.state["progress"]["step"] == 1 and not messages,
         }
     wrong = [what for what, held in promised.items() if not held]
-    return int(not wrong), 1, [f"{share:.0%}: {', '.join(wrong)} ({said})"] if wrong else []
+    return judged(wrong, name=f"{share:.0%} ({said})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from functools import partial
@@ -21,13 +22,13 @@ COMMON = (*SMALL, "geometry.patch=[2, 2]", f"max_steps={STEPS}", "runtime.checkp
 COMMON = (*COMMON, "quantizer.reset_every=1", "runtime.keep=1")
 JOINT = ("schedule.mode=joint", "schedule.joint_every=2", "schedule.iterations=1")
 FINETUNE = (
-    "finetune.steps=3",
+    f"finetune.steps={STEPS}",
     "finetune.epochs=null",
     "finetune.warmup_epochs=0",
     "finetune.batch=8",
     "finetune.items=40",
 )
-FREE = ("samples_per_second", "resumed_from")  # how fast and from where is not part of the experiment
+FREE = ("samples_per_second", "cpu_seconds", "resumed_from")  # how fast and from where is not part of the experiment
 
 
 class Ended(NamedTuple):
@@ -154,7 +155,7 @@ POINTS: dict[str, dict[str, int]] = {
     "encoder": {
         **{"step.begin": 3, "step.after_backward": 3, "step.after_update": 3, "kmeans.iteration": 2},
         **{"checkpoint.half_written": 7, **dict.fromkeys(CHECKPOINT, 3), "checkpoint.inside_rotate": 2},
-        **{"metrics.append": 3, "phase.between": 2, "evaluation.begin": 1, "evaluation.end": 1},
+        **{"metrics.append": 3, "phase.between": 2, "evaluation.begin": 1, "evaluation.end": 1, "results.write": 3},
     },
     "tokenizer": {
         **{"step.begin": 6, "step.after_backward": 6, "step.after_update": 6, "kmeans.iteration": 6},
@@ -164,12 +165,79 @@ POINTS: dict[str, dict[str, int]] = {
     "joint": {
         **{"step.begin": 3, "step.after_backward": 3, "step.after_update": 3, "kmeans.iteration": 2},
         **{"checkpoint.half_written": 7, **dict.fromkeys(CHECKPOINT, 3), "checkpoint.inside_rotate": 2},
-        **{"metrics.append": 3, "evaluation.begin": 1, "evaluation.end": 1},
+        **{"metrics.append": 3, "evaluation.begin": 1, "evaluation.end": 1, "results.write": 3},
     },
     "finetune": {
         **{"step.begin": 3, "step.after_backward": 3, "step.after_update": 3},
         **{"checkpoint.half_written": 5, **dict.fromkeys(CHECKPOINT, 3), "checkpoint.inside_rotate": 2},
-        **{"metrics.append": 3, "evaluation.begin": 1, "evaluation.end": 1},
+        **{"metrics.append": 3, "evaluation.begin": 1, "evaluation.end": 1, "results.write": 2},
     },
 }
 BEFORE_ANYTHING = ("kmeans.iteration",)  # of the first phase: nothing is saved yet
+
+
+def resume_faults(kind: str, point: str, said: str) -> list[str]:
+    """Where a command that goes on after a fault at `point` did not say so, or began with step 0."""
+    found = re.findall(r"continuing from \S+?-(\d{8})", said)
+    if not found and (point not in BEFORE_ANYTHING or kind == "tokenizer"):
+        return ["it does not say that it continues"]
+    inside = point.startswith(("step.", "checkpoint."))
+    return ["it began with step 0"] if inside and int(found[0]) == 0 else []
+
+
+def stop_faults(kind: str, folder: Path, *, steps: int) -> list[str]:
+    """Where a run that was asked to stop in step number `steps` has done more, or has not saved that step."""
+    done = [row["step"] for row in rows(place(kind, folder))]
+    newest = sorted((place(kind, folder) / "checkpoints").glob("p*"))[-1].name
+    found = [] if len(done) == steps else [f"{len(done)} steps are logged, not {steps}"]
+    return found + ([] if newest.endswith(f"-{done[-1]:08}") else [f"{newest} is not of step {done[-1]}"])
+
+
+# Places where a value can be spoilt; each is passed once a step, because these runs have no micro-batches.
+SPOILT = ("step.input", "step.loss", "step.gradient")
+PHASES_BEFORE = {"encoder": 0, "tokenizer": 1, "joint": 0, "finetune": 0}
+
+
+def check_one_skip(kind: str, folder: Path, point: str) -> list[str]:
+    """What the second step of a phase changed beside its counters although it was not finite; and it goes on later."""
+    step = PHASES_BEFORE[kind] * STEPS + 2
+    faults = [f"step.begin@{step}=sigterm", f"{point}@{step}=nan"]  # so that both checkpoints are still there
+    ended = run(command(kind, folder, "runtime.keep=9"), folder, faults=";".join(faults))
+    if (ended.code, ended.fired) != (143, faults):
+        return [f"{kind} ended with {ended.code}, fired {ended.fired}"]
+    before, after = sorted((place(kind, folder) / "checkpoints").glob("p*"))[-2:]
+    found = []
+    for file in sorted({path.name for path in (*before.glob("*.safetensors"), *after.glob("*.safetensors"))}):
+        left, right = load_file(before / file), load_file(after / file)
+        found += [f"{file}: {name}" for name in sorted(set(left) ^ set(right))]
+        found += [f"{file}: {name}" for name in set(left) & set(right) if not torch.equal(left[name], right[name])]
+    counters = [json.loads((path / "state.json").read_text())["progress"] for path in (before, after)]
+    wanted = [{"step": n, "skipped": n - 1, "skipped_in_a_row": n - 1} for n in (1, 2)]
+    found += [f"counters {counters}"] if counters != wanted else []
+    ended = run(command(kind, folder, "runtime.keep=9"), folder)
+    return found + ([f"continued, it ended with {ended.code}"] if ended.code else not_finite(place(kind, folder)))
+
+
+def check_five_skips(kind: str, folder: Path, point: str) -> list[str]:
+    """A run of 9 steps a phase whose steps from the third on are not finite stops, and what it saved is finite."""
+    longer = {f"max_steps={STEPS}": "max_steps=9", f"finetune.steps={STEPS}": "finetune.steps=9"}
+    words = [longer.get(word, word) for word in command(kind, folder)]
+    fault = f"{point}@{PHASES_BEFORE[kind] * 9 + 3}+=nan"
+    ended = run(words, folder, faults=fault)
+    if (ended.code, ended.fired) != (65, [fault] * 5):
+        return [f"{kind} {fault}: ended with {ended.code}, fired {len(ended.fired)} times"]
+    told = "5 steps in a row with a loss or gradient that is not finite"
+    saved = place(kind, folder) / "checkpoints"
+    found = [] if told in ended.said and str(saved) in ended.said else [f"it said {ended.said[-300:]}"]
+    found += not_finite(place(kind, folder))
+    ended = run(words, folder)
+    return found + ([f"continued, it ended with {ended.code}"] if ended.code else not_finite(place(kind, folder)))
+
+
+def not_finite(folder: Path) -> list[str]:
+    """Tensors in the newest checkpoint that are not finite; there must be a checkpoint."""
+    newest = sorted((folder / "checkpoints").glob("p*"))[-1]
+    tensors = [
+        (f"{file.stem}/{name}", x) for file in newest.glob("*.safetensors") for name, x in load_file(file).items()
+    ]
+    return [name for name, x in tensors if x.is_floating_point() and not bool(torch.isfinite(x).all())]

@@ -6,46 +6,36 @@ the end; `Outcome.held` says what was promised.
 
 from __future__ import annotations
 
-import hashlib
-import io
+import copy
 import json
+import os
 import random
-import tarfile
+import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import av
-import numpy as np
-import soundfile
-import torch
-from PIL import Image
-from safetensors.torch import save
+from forked import SERVER
 
 from bridle.config import load_config, read_config, recipe_names
 from bridle.data import watch
-from bridle.data.build import open_data
-from bridle.data.image import read_image
-from bridle.data.loader import load_sound
-from bridle.data.signal import open_signal
-from bridle.data.video import Decoding
-from bridle.data.waveform import read_waveform
 from bridle.data.workers import in_order
-from bridle.errors import BridleError, DataError
-from bridle.export.codes import read_codes
-from bridle.geometry import Geometry
-from bridle.train.checkpoint import load_latest, publish
-from soak.faults import SERVER
+from bridle.errors import BridleError
+from soak.specimens import SLOW, Specimen
+from soak.specimens import SPECIMENS as MEDIA
+from soak.stored import STORED
 
-SLOW = 5.0  # seconds
-VIDEO = Decoding(geometry=Geometry(3, (2, 16, 16), (2, 8, 8)), stride=1, short_side=None, timeout=SLOW)
 TOKENS = (
     *("null", "-1", "1e999", ".nan", "[]", "{}", "[1, 2, 3]", "'", '"', "!!python/name:os.system", "&a", "*a", "\x00"),
     *("9" * 400, "true", "é", "\u202e", "- ", ": ", "? ", "<<: *a", "16", "0", "0.5", "[[", "}}", "#", "%", "|", ">"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, 0, -1, 1, 2**31, 2**63, 2**70, -(2**70), 0.5, 1e308, float("nan"), float("-inf")),
+    *("", "x", "é\u202e\0", "../../etc/passwd", "/dev/zero", "<script>", "9" * 400, [], {}, [1, 2], {"a": 1}, [[[[]]]]),
 )
 
 
@@ -68,6 +58,8 @@ def fuzz(kind: str, count: int, *, workers: int = 2, first: int = 0) -> Outcome:
     """Try `count` mutations of a kind of file, or of configs (kind "config"), or of overrides (kind "override")."""
     with tempfile.TemporaryDirectory() as folder:
         before, watch.PATIENCE = watch.PATIENCE, SLOW + 1
+        if kind in SPECIMENS:
+            good_files(kind)  # made once, before the workers are forked
         try:
             trials = in_order(partial(trial, kind, folder), range(first, first + count), workers=workers)
             return Outcome(kind, Counter(trials))
@@ -84,6 +76,7 @@ def fuzz_apart(kind: str, count: int, *, first: int, told: Path) -> Outcome:
 
 
 def _fuzz_apart(kind: str, count: int, first: int, told: str) -> None:
+    os.dup2(os.open(f"{told}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # what decoders mutter
     Path(told).write_text(json.dumps(fuzz(kind, count, workers=1, first=first).count))
 
 
@@ -97,10 +90,12 @@ def trial(kind: str, folder: str, seed: int) -> str:
         path.write_bytes(mutated_config(chance))
         attempt = partial(read_config, path)
     else:
-        path = Path(folder) / f"{seed}" / f"file{ENDINGS.get(kind, '.' + kind)}"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(mutated(good_file(kind), chance))
-        attempt = partial(READERS[kind], path)
+        place = Path(folder) / f"{seed}"
+        lay_out(place, mutated_files(kind, chance))
+        sign = SPECIMENS[kind].sign
+        if sign is not None and chance.random() < 0.5:
+            sign(place)
+        attempt = partial(SPECIMENS[kind].read, place)
     began = time.monotonic()
     try:
         with watch.watched(f"{folder} {kind} {seed}"):
@@ -110,7 +105,16 @@ def trial(kind: str, folder: str, seed: int) -> str:
         said = "contained" if "made its decoder crash" in str(error) or "was given up" in str(error) else "refused"
     except Exception as error:
         said = f"{type(error).__name__}: {str(error)[:80]} (seed {seed})"
-    return "slow" if time.monotonic() - began > SLOW else said
+    slow = time.monotonic() - began > SLOW
+    shutil.rmtree(Path(folder) / f"{seed}", ignore_errors=True)
+    return "slow" if slow else said
+
+
+def lay_out(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write files below a folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
@@ -191,84 +195,50 @@ def mutated_override(chance: random.Random) -> str:
     return f"{key}={chance.choice(TOKENS)}"
 
 
+SPECIMENS: dict[str, Specimen] = {**MEDIA, **STORED}
+KINDS = tuple(SPECIMENS)
+
+
 @cache
-def good_file(kind: str) -> bytes:
-    """A small sound file of each kind."""
-    noise = np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"file{ENDINGS.get(kind, '.' + kind)}"
-        if kind in ("wav", "flac", "ogg", "mp3"):
-            soundfile.write(path, 0.3 * noise.standard_normal(4000), 16_000)
-        elif kind in ("jpg", "png", "webp", "bmp"):
-            Image.fromarray(noise.integers(0, 255, (24, 24, 3)).astype(np.uint8)).save(path)
-        elif kind == "mp4":
-            write_video(path)
-        elif kind == "npy":
-            np.save(path, noise.standard_normal((1, 500)).astype(np.float32))
-        elif kind == "npz":
-            np.savez(path, codes=np.zeros((4, 2), np.int64), positions=np.arange(4))
-        elif kind == "tar":
-            write_tar(path)
-        else:
-            path.write_bytes(save({"w": torch.arange(30.0), "v": torch.zeros(2, 3)}))
-        return path.read_bytes()
+def good_files(kind: str) -> dict[str, bytes]:
+    """The files of a specimen by name."""
+    return SPECIMENS[kind].files()
 
 
-def write_video(path: Path) -> None:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=10)
-        stream.width = stream.height = 32
-        stream.pix_fmt = "yuv420p"
-        for i in range(6):
-            picture = np.random.default_rng(i).integers(0, 255, (32, 32, 3)).astype(np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode(None))
+def mutated_files(kind: str, chance: random.Random) -> dict[str, bytes]:
+    """The same with one of them changed; JSON often so that it still is JSON."""
+    files, spared = good_files(kind), SPECIMENS[kind].spared
+    name = chance.choice([name for name in files if not name.endswith(spared or ("\0",))])
+    content = files[name]
+    if name.endswith((".json", ".jsonl")) and chance.random() < 0.7:
+        return {**files, name: mutated_json(content, chance)}
+    return {**files, name: mutated(content, chance)}
 
 
-def write_tar(path: Path) -> None:
-    with tarfile.open(path, "w") as archive:
-        for i in range(4):
-            for ending, content in ((".png", good_file("png")), (".cls", str(i % 2).encode())):
-                member = tarfile.TarInfo(f"{i}{ending}")
-                member.size = len(content)
-                archive.addfile(member, io.BytesIO(content))
+def mutated_json(content: bytes, chance: random.Random) -> bytes:
+    """One value, key or entry of a line of JSON replaced, removed or added."""
+    lines = content.decode().splitlines() if content.count(b"\n{") else [content.decode()]
+    at = chance.randrange(len(lines))
+    value = json.loads(lines[at])
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        places = list(places_in(value))
+        if not places:
+            break
+        inside, key = chance.choice(places)
+        match chance.randrange(4):
+            case 0 if isinstance(inside, dict):
+                del inside[key]
+            case 1 if isinstance(inside, dict):
+                inside[chance.choice(("", "x", "../x", "format", "__metadata__"))] = inside.pop(key)
+            case _:
+                inside[key] = copy.deepcopy(chance.choice(VALUES))
+    lines[at] = json.dumps(value)
+    return "\n".join(lines).encode()
 
 
-def read_tar(path: Path) -> None:
-    settings = [f"data.root={path.parent}", "geometry.input=[8, 8]", "geometry.patch=[4, 4]"]
-    train = open_data(load_config("image", settings)).train
-    for i in range(len(train)):
-        try:
-            load_sound(train, i, None)
-        except DataError:
-            continue  # a sample that is quarantined
-
-
-def read_tensors(path: Path) -> None:
-    """As a checkpoint whose manifest is right about the file."""
-    root = path.parent / "checkpoints"
-    folder = publish(root, "p0000-iter1-encoder-00000001", {"model": {"w": torch.ones(1)}}, {}, keep=1)
-    content = path.read_bytes()
-    (folder / "model.safetensors").write_bytes(content)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["model.safetensors"] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    load_latest(root)
-
-
-def read_npy(path: Path) -> None:
-    np.array(open_signal(path, channels=1)[:, :500], dtype=np.float32)
-
-
-ENDINGS = {"safetensors": ".safetensors"}
-SOUND, PICTURE = ("wav", "flac", "ogg", "mp3"), ("jpg", "png", "webp", "bmp")
-READERS: dict[str, Callable[[Path], Any]] = {
-    **{kind: partial(read_waveform, rate=16_000) for kind in SOUND},
-    **{kind: partial(read_image, channels=3, size=(8, 8)) for kind in PICTURE},
-    "mp4": partial(VIDEO.clip, place=0.5, span=(0.0, None)),
-    "npy": read_npy,
-    "npz": read_codes,
-    "tar": read_tar,
-    "safetensors": read_tensors,
-}
-KINDS = tuple(READERS)
+def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
+    """(dictionary or list, key) of everything inside a value."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        yield value, key
+        yield from places_in(entry)

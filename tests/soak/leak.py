@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from conftest import SMALL
-
-from soak.faults import LIMIT, SERVER
+from forked import LIMIT, SERVER
 
 
 class Growth(NamedTuple):
@@ -59,6 +59,7 @@ def _train(out: str, steps: int, told: str) -> None:
     from bridle import api
     from bridle.config import load_config
 
+    os.dup2(os.open(f"{told}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # its progress is nobody's business
     torch.set_num_threads(1)
     changes = [*SMALL, "schedule.mode=joint", "schedule.iterations=1", "schedule.joint_every=2", "probe.enabled=false"]
     changes += [f"max_steps={steps}", "encoder_phase.steps=100000", "encoder_phase.epochs=null", "runtime.log_every=10"]

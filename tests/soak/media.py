@@ -1,20 +1,36 @@
-"""Data sets with every kind of bad file in them, made for the purpose."""
+"""Data sets with every kind of bad file in them, made for the purpose, and runs on them."""
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import shutil
 import socket
 import struct
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
+from conftest import SMALL
 from PIL import Image
+from torch import Tensor, equal
 
-from soak.fuzz import write_video
+from soak import faults
+from soak.specimens import write_video
+from soak.tally import Tally, judged
 
 RATE = 16_000
+BAD_FILES, WORKERS = "media: bad files", "media: 1 and 2 workers against 0"
+KILLED = "media: kill while a bad file is listed"
+SHAPES = {
+    "audio": ["geometry.input=[32, 16]", "geometry.patch=[8, 8]"],
+    "image": ["geometry.input=[16, 16]", "geometry.patch=[4, 4]"],
+    "video": ["geometry.input=[2, 16, 16]", "geometry.patch=[2, 8, 8]", "video.stride=1"],
+}
 
 
 def good_sound(path: Path, seed: int) -> None:
@@ -27,7 +43,7 @@ def good_picture(path: Path, seed: int) -> None:
 
 
 def good_video(path: Path, seed: int) -> None:
-    write_video(path)
+    write_video(path, seed=seed)
 
 
 def cut(share: float) -> Callable[[Path], None]:
@@ -169,19 +185,101 @@ KINDS: dict[str, tuple[str, Callable[[Path, int], None], dict[str, Callable[[Pat
 }
 
 
-def make(root: Path, kind: str, *, good: int, each: int = 1) -> dict[str, str]:
-    """ROOT/list.csv of good files and `each` of every bad kind; returns name of bad file -> what is wrong with it."""
+def make(root: Path, kind: str, *, good: int, seed: int = 0) -> dict[str, str]:
+    """ROOT/list.csv of good files and one of every bad kind; returns name of bad file -> what is wrong with it."""
     ending, write, wrong = KINDS[kind]
     root.mkdir(parents=True)
-    rows, bad = ["path,label"], {}
+    rows, bad = [], {}
     for i in range(good):
-        write(root / f"good{i}{ending}", i)
+        write(root / f"good{i}{ending}", 1000 * seed + i)
         rows.append(f"good{i}{ending},{i % 2}")
-    for number, (what, spoil) in enumerate(sorted(wrong.items()) * each):
+    for number, (what, spoil) in enumerate(sorted(wrong.items())):
         name = f"bad{number}{ending}"
-        write(root / name, number)
+        write(root / name, 1000 * seed + number)
         spoil(root / name)
         rows.append(f"{name},{number % 2}")
         bad[name] = what
-    (root / "list.csv").write_text("\n".join(rows) + "\n")
+    random.Random(seed).shuffle(rows)
+    (root / "list.csv").write_text("\n".join(["path,label", *rows]) + "\n")
     return bad
+
+
+def settings(kind: str, root: Path) -> list[str]:
+    """Overrides of the recipe `kind` for a small model of the data set at `root`, of which many files are bad."""
+    data = [f"data.manifest={root / 'list.csv'}", "data.bad_share=0.6", "data.mean=[0.1]", "data.std=[1.0]"]
+    return ["size=tiny", *SMALL, *SHAPES[kind], *data, "probe.enabled=false"]
+
+
+def steps_of_an_epoch(files: int) -> int:
+    return -(-files // 8)  # SMALL has batches of 8
+
+
+def listing_faults(listed: Sequence[Mapping[str, str]], bad: Mapping[str, str]) -> list[str]:
+    """Where the quarantine is not every bad file once with a reason, and no other."""
+    count = Counter(Path(row["path"]).name for row in listed)
+    found = [f"{what} ({name}) is listed {count[name]} times" for name, what in bad.items() if count[name] != 1]
+    found += [f"{name} is good and listed" for name in count if name not in bad]
+    return found + [f"{row['path']} has no reason" for row in listed if not row["reason"]]
+
+
+def bad_set(kind: str, scratch: Path, *, seed: int) -> tuple[dict[str, str], list[str]]:
+    """A fresh data set of which a third of the files are bad: those, and the command that trains on it for an epoch."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    bad = make(scratch / "data", kind, good=2 * len(KINDS[kind][2]), seed=seed)
+    steps = [f"max_steps={steps_of_an_epoch(3 * len(bad))}", "schedule.iterations=1", f"seed={seed}"]
+    return bad, ["pretrain", kind, *settings(kind, scratch / "data"), *steps, "runtime.checkpoint_every=2"]
+
+
+def train_on_bad_files(kind: str, scratch: Path, *, seed: int) -> dict[str, Tally]:
+    """Train with 0, 1 and 2 workers."""
+    bad, words = bad_set(kind, scratch, seed=seed)
+    wrong, differing, ended = list[str](), list[str](), list[Trained]()
+    for workers in (0, 1, 2):
+        out = scratch / f"workers{workers}"
+        run = faults.run([*words, f"data.workers={workers}", "--out", str(out)], out)
+        if run.code != 0:
+            raise RuntimeError(f"{kind}, {workers} worker(s) ended with {run.code}: {run.said[-300:]}")
+        ended.append(Trained.read(out))
+        wrong += [f"{kind} {seed}, {workers} worker(s): {text}" for text in listing_faults(ended[-1].listed, bad)]
+        differing += [f"{kind} {seed}, {workers} worker(s): {text}" for text in ended[0].differences(ended[-1])]
+    shutil.rmtree(scratch)
+    tried = 3 * len(bad)
+    return {
+        BAD_FILES: Tally(tried, max(0, tried - len(wrong)), wrong),
+        WORKERS: Tally(2, 2 - min(2, len(differing)), differing),
+    }
+
+
+def kill_while_listing(kind: str, scratch: Path, *, seed: int) -> Tally:
+    """Killed when a bad file is about to be listed, then continued: as if nothing had happened."""
+    bad, words = bad_set(kind, scratch, seed=seed)
+    whole, killed = scratch / "whole", scratch / "killed"
+    fault = f"quarantine.append@{3 + seed}=kill"
+    ended = [faults.run([*words, "--out", str(whole)], whole)]
+    ended += [faults.run([*words, "--out", str(killed)], killed, faults=text) for text in (fault, "")]
+    if [one.code for one in ended] != [0, -9, 0] or ended[1].fired != [fault]:
+        return judged([f"ended with {[one.code for one in ended]}, fired {ended[1].fired}"], name=f"{kind} {seed}")
+    found = Trained.read(killed)
+    wrong = listing_faults(found.listed, bad) + Trained.read(whole).differences(found)
+    shutil.rmtree(scratch)
+    return judged(wrong, name=f"{kind} {seed}")
+
+
+class Trained(NamedTuple):
+    """What must depend neither on the number of workers nor on interruptions."""
+
+    listed: list[dict[str, str]]  # in quarantine.jsonl
+    metrics: list[dict[str, Any]]
+    tensors: dict[str, Tensor]
+
+    @classmethod
+    def read(cls, folder: Path) -> Trained:
+        listed = [json.loads(line) for line in (folder / "quarantine.jsonl").read_text().splitlines()]
+        return cls(sorted(listed, key=str), faults.rows(folder), faults.end_tensors(folder))
+
+    def differences(self, other: Trained) -> list[str]:
+        found = [name for name in ("listed", "metrics") if getattr(self, name) != getattr(other, name)]
+        found += sorted(set(self.tensors) ^ set(other.tensors))
+        return found + [
+            n for n in set(self.tensors) & set(other.tensors) if not equal(self.tensors[n], other.tensors[n])
+        ]
