@@ -149,13 +149,15 @@ def run_grid(
                 spent=partial(_note_finetuning, out, cell),
             )
             _keep_finetuned(cell)
+    scores = {cell: read_scores(cell, grid) for cell in grid_cells}
+    table = write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
     if grid.curve:
         run_beside(
             {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in runs}, jobs=jobs, console=console
         )
-        draw_curves(grid, grid_cells, out)
-    scores = {cell: read_scores(cell, grid) for cell in grid_cells}
-    return write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
+        drawn = draw_curves(grid, grid_cells, out)
+        console.print(f"wrote {out / 'curves.csv'}{''.join(f', {path.name}' for path in drawn)}", markup=False)
+    return table
 
 
 def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path) -> Iterator[Cell]:
@@ -179,17 +181,16 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
 
 def _kept_for_curve(config: Config, points: int) -> tuple[str, ...]:
     """Checkpoints to keep so that a curve has so many points an encoder phase; `runtime.` does not change a result."""
-    if not points:
-        return ()
-    steps = config.encoder_phase.steps
-    if steps is None:
-        raise ConfigError("encoder_phase.steps: the table draws curves and needs steps; set encoder_phase.epochs=null.")
-    every = -(-(min(steps, config.max_steps or steps)) // points)
-    kept = (points + 1) * config.schedule.iterations
+    phases = config.encoder_phase, config.tokenizer_phase
+    encoder, tokenizer = (phase.steps and min(phase.steps, config.max_steps or phase.steps) for phase in phases)
+    if not points or encoder is None or tokenizer is None:
+        return ()  # of phases counted in epochs a curve has only the ends
+    every = -(-encoder // points)
+    kept = config.schedule.iterations * (encoder // every + tokenizer // every + 2)
     return (f"runtime.checkpoint_every={every}", f"runtime.keep={kept}", "runtime.keep_finished=true")
 
 
-def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> None:
+def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> list[Path]:
     """curves.svg and .png, a line a row over all seeds, and curves.csv with every point."""
     found = {cell: curve_of(json.loads((cell.folder / "curve.json").read_text(encoding="utf-8"))) for cell in cells_}
     text = io.StringIO()
@@ -199,7 +200,7 @@ def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> None:
         lines.writerows([cell.row, cell.seed, *point] for point in points)
     (out / "curves.csv").write_text(text.getvalue(), encoding="utf-8")
     by_row = {row: [points for cell, points in found.items() if cell.row == row] for row in grid.rows}
-    write_curves(by_row, out / "curves")
+    return write_curves(by_row, out / "curves")
 
 
 def _finetuned_file(cell: Cell) -> Path:

@@ -20,7 +20,7 @@ from bridle.data.mixing import mixed
 from bridle.data.sources import Source, Splits
 from bridle.data.statistics import data_std
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
-from bridle.evaluate.judge import Judge
+from bridle.evaluate.judge import Judge, going_on, probe_header
 from bridle.export.model import Model, load
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.foreign import load_vit
@@ -90,7 +90,7 @@ def _pretrain(
     if distributed.done_once(lambda: is_finished(folder, config)):
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
         require_same(read_config(folder / "config.yaml"), config, folder)
-        return Finished(folder, Results(folder / "results.json", results_header(config)).value)
+        return Finished(folder, Results(folder / "results.json", probe_header(config)).value)
     require_shares(config)
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
@@ -110,8 +110,9 @@ def _pretrain(
         nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
         everyone = [*callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
-        results = Results(folder / "results.json", results_header(config))
-        judge = Judge(config, splits, machine, results, progress) if config.probe.enabled else None
+        results = Results(folder / "results.json", probe_header(config))
+        judged = going_on(config, results, progress) if config.probe.enabled else config
+        judge = Judge(judged, splits, machine, results, progress) if config.probe.enabled else None
         for callback in everyone:
             callback.on_start(folder=folder, config=config.model_dump(mode="json"))
         try:

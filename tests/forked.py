@@ -6,6 +6,7 @@ For tests that are about what a command does. Those about how a process begins s
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -52,7 +53,8 @@ def bridle(
         process.join(limit)
         hung = process.is_alive()
         if hung:
-            process.kill()
+            assert process.pid is not None
+            os.killpg(process.pid, signal.SIGKILL)
             process.join()
         said = [path.read_text() if path.exists() else "" for path in streams[1:]]
         return Ended(None if hung else process.exitcode, *said)

@@ -55,6 +55,8 @@ def show_curve(run: Path, path: Path) -> None:
     console().print(curve_table(found))
     drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
     typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
+    if not drawn:
+        typer.echo("no figure: it needs two points, and a run that notes CPU time (costs.jsonl)")
 
 
 @app.command()

@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ FORMAT = 1
 FACTS = "index.json"
 VERIFIED = 128 * 2**20  # bytes; the content of larger indexes is only verified by `bridle data check`
 SPLITS = ("train", "test")
+STALE_SECONDS = 3600.0  # after which the unfinished work of a process that is gone may be removed
 TYPECODES = {"names": "B", "labels": "i", "of": "i", "starts": "d", "stops": "d"}  # "q" for the others
 
 
@@ -111,8 +113,17 @@ def remove_stale(place: Path) -> None:
     """Clear away what processes of this machine left that were killed while they built."""
     ours = re.compile(rf"{re.escape(place.name)}\.{re.escape(machine())}\.(\d+)\.(part|old)")
     for path in place.parent.iterdir() if place.parent.is_dir() else ():
-        if (found := ours.fullmatch(path.name)) is not None and not is_running(int(found[1])):
+        found = ours.fullmatch(path.name)
+        # Containers may share name and folder, but not the numbers of processes: what is young may be another one's.
+        if found is not None and not is_running(int(found[1])) and is_old(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > STALE_SECONDS
+    except OSError:  # gone meanwhile
+        return False
 
 
 def is_running(pid: int) -> bool:

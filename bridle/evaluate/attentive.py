@@ -64,6 +64,7 @@ class _Heads(NamedTuple):
 
 def fit_attentive(train: Features, held: Array, *, seed: int) -> AttentiveClassifier:
     """Choose the weight decay on the `held` (N,) part of the training items, then learn from all of them with it."""
+    held = np.atleast_2d(held)[0]  # of several parts one will do
     classes, targets = one_column_each(train)
     y, (mean, scale) = targets.float(), _moments(train)
     decay = WEIGHT_DECAYS[len(WEIGHT_DECAYS) // 2]

@@ -18,10 +18,11 @@ from bridle.data.cache import MEGABYTE
 from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.cache import FeatureCache, splits_digest
-from bridle.evaluate.judge import Judge
+from bridle.evaluate.judge import Judge, probe_header, protocol_of
+from bridle.train.checkpoint import is_exported
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import encoder_checkpoints, finished_phases, restore_nets, step_of
-from bridle.train.log import ProgressLine, read_rows
+from bridle.train.log import ProgressLine, cpu_seconds_at
 from bridle.train.run import Results, results_header
 from bridle.train.runtime import Machine
 
@@ -49,33 +50,34 @@ def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
         opened = _open(folder, config)
         header = _header(config, folder, opened.data)
         results = _results(folder / "probe.json", header, opened.progress)
-        if header == _header(trained, folder, opened.data):
-            take_over(folder / "results.json", results, data=opened.data)
+        take_over(folder, trained, config, results, data=opened.data)
         return _evaluate(folder, trained, config, results, opened, "linear")
 
 
 def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
     """Probe every checkpoint inside encoder phases that was kept, and their ends: RUN/curve.json, a point an entry."""
     trained, config = _configs(folder, overrides)
+    if is_exported(folder):
+        raise UsageError(f"{folder}: an exported model is one checkpoint; a curve needs the run it comes from.")
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         opened = _open(folder, config)
-        header = _header(config, folder, opened.data)
-        results = _results(folder / "curve.json", header, opened.progress)
-        if header == _header(trained, folder, opened.data):
-            take_over_baselines(folder / "results.json", results, data=opened.data)
+        results = _results(folder / "curve.json", _header(config, folder, opened.data), opened.progress)
+        take_over_baselines(folder, trained, config, results, data=opened.data)
         judge = _judge(folder, config, results, opened, "linear")
         known = {(entry["iteration"], entry["step"]) for entry in results.value["evaluations"]}
-        rows = read_rows(folder / "metrics.jsonl")
+        if not results.value["baselines"]:
+            results.set_baselines(judge.baselines())
         for path in encoder_checkpoints(folder):
             loaded = load_checkpoint(path)
             iteration, step = int(loaded.state["iteration"]), step_of(loaded)
-            if step == 0 or (iteration, step) in known:  # step 0 is the untrained encoder, or the end before
+            # Step 0 is the untrained encoder or the end of the iteration before, unless weights were brought along.
+            is_known = step == 0 and (iteration > 1 or trained.encoder.weights is None)
+            if is_known or (iteration, step) in known:
                 continue
             opened.progress.note(f"probing {path.name}")
-            place = int(loaded.state["phase_index"]), step
-            spent = [row.get("cpu_seconds") for row in rows if (row["phase_index"], row["step"]) <= place]
             encoder = restore_nets(trained, loaded).encoder.to(judge.machine.device).eval()
-            point = {"iteration": iteration, "step": step, "cpu_seconds": spent[-1] if spent else None}
+            seconds = cpu_seconds_at(folder, phase_index=int(loaded.state["phase_index"]), step=step)
+            point = {"iteration": iteration, "step": step, "cpu_seconds": seconds}
             results.add({**point, "phase": str(loaded.state["phase"]), "probe": judge.probed(encoder)})
         return results.path
 
@@ -92,20 +94,25 @@ def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
         return _evaluate(folder, trained, config, results, opened, "neighbours")
 
 
-def take_over(path: Path, results: Results, *, data: str | None) -> None:
+def take_over(folder: Path, trained: Config, config: Config, results: Results, *, data: str | None) -> None:
     """Use what the run itself has already measured by the same protocol, if all of it was on this data."""
     if results.value["evaluations"]:
         return
-    for entry in take_over_baselines(path, results, data=data):
+    for entry in take_over_baselines(folder, trained, config, results, data=data):
         if entry["probe"] is not None:
             results.add(entry)
 
 
-def take_over_baselines(path: Path, results: Results, *, data: str | None) -> list[dict[str, Any]]:
+def take_over_baselines(
+    folder: Path, trained: Config, config: Config, results: Results, *, data: str | None
+) -> list[dict[str, Any]]:
     """The same with the baselines alone; returns the evaluations that stand beside them."""
-    if not path.is_file():
+    path, same_probe = folder / "results.json", trained.model_copy(update={"probe": config.probe})
+    if not path.is_file() or _header(config, folder, data) != _header(same_probe, folder, data):
         return []
     known = Results(path, {}).value
+    if known.get("protocol") != protocol_of(config):
+        return []  # an older version, or a run that was continued with other settings
     if any(entry.get("data") != data for entry in known["evaluations"]):
         return []  # the baselines then are of other data too
     if known["baselines"] and not results.value["baselines"]:
@@ -193,6 +200,6 @@ def _results(path: Path, header: Mapping[str, Any], progress: ProgressLine) -> R
 
 def _header(config: Config, folder: Path, digest: str | None) -> dict[str, Any]:
     data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
-    probe = config.probe.model_dump(mode="json", exclude={"cache_mb"})
-    protocol = {"probe": probe, **data, "data": digest, "crops": config.video.crops, "seed": config.seed}
-    return {**results_header(config, folder), "protocol": protocol}
+    head = probe_header(config, folder)
+    protocol = {**head["protocol"], **data, "data": digest, "crops": config.video.crops, "seed": config.seed}
+    return {**head, "protocol": protocol}

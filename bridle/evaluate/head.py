@@ -87,6 +87,7 @@ def fit_head(
     if train.several and loss == "ce":
         raise ConfigError("probe.loss: 'ce' needs one label per item, but some have several; use 'bce' or 'auto'.")
     kind: Loss = ("bce" if train.several else "ce") if loss == "auto" else loss
+    held = np.atleast_2d(held)[0]  # of several parts one will do
     classes, targets = one_column_each(train)
     y, rates = targets.float(), LEARNING_RATES[optimizer]
 

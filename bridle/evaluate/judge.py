@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.config import Config
+from bridle.config.training_schema import ProbeConfig
 from bridle.data.build import is_labelled
 from bridle.data.loader import Batch, Loader, sequential
 from bridle.data.part import part_of
@@ -52,13 +55,15 @@ from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.pooling import axis_pool, deviation_pool
 from bridle.train.engine import move
 from bridle.train.log import ProgressLine, clock
-from bridle.train.run import Results
+from bridle.train.run import Results, results_header
 from bridle.train.runtime import Machine
 
 MOST_ROWS = 256  # samples that go through a network at once
 MOST_NUMBERS = 2**24  # of their inputs together; of large inputs fewer go at once
 
 FOLDS = 5  # of data without its own, with probe.on: folds
+SCORED = {"test": "", "validation": ", validation items", "folds": ", all items in folds"}
+CLASSIFIER = 2  # goes up when the same settings give other scores
 QUIET_SECONDS = 2.0  # before progress is shown
 
 Collect = Callable[[Source], Features]
@@ -81,6 +86,7 @@ class Judge:
     ) -> None:
         self.strict, self.classifier, self.cache = strict, classifier, cache
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
+        self.splits = splits
         self.everything = splits.train  # codebook health is about the whole set, however few items are probed
         if config.probe.on == "validation":
             splits = without_test(splits)
@@ -90,7 +96,6 @@ class Judge:
         self.train = part_of(splits.train, kept)
         self.test = None if splits.test is None else part_of(splits.test, self.chosen(splits.test, "test"))
         self.folds = None if folds is None else [folds[i] for i in kept]
-        self.splits = splits
         self.labelled = is_labelled(splits.train)
         self.rows = max(1, min(MOST_ROWS, MOST_NUMBERS // prod(config.geometry.build().shape)))
 
@@ -286,12 +291,43 @@ class Judge:
 def without_test(splits: Splits) -> Splits:
     """The same data before anybody has looked at its test items: a part of the training items stands in for them.
 
-    Of data in folds the last one is left out, and the others test each other.
+    Of data in folds the last one is left out, and the others, if there are two, test each other.
     """
-    if splits.test is not None or splits.folds is None or len(set(splits.folds)) < 3:
-        return splits._replace(test=None, folds=None)
-    kept = [i for i, fold in enumerate(splits.folds) if fold != max(splits.folds)]
-    return splits._replace(train=part_of(splits.train, kept), folds=[splits.folds[i] for i in kept])
+    train, folds = splits.train, splits.folds
+    if splits.test is None and folds is not None:
+        kept = [i for i, fold in enumerate(folds) if fold != max(folds)]
+        train, folds = part_of(train, kept), [folds[i] for i in kept]
+    return splits._replace(train=train, test=None, folds=folds if folds is not None and len(set(folds)) > 1 else None)
+
+
+def protocol_of(config: Config) -> dict[str, Any]:
+    """What the scores of a results file were found by; those of another protocol do not stand beside them."""
+    settings = config.probe.model_dump(mode="json", exclude={"enabled", "cache_mb"})
+    return {"probe": settings, "classifier": CLASSIFIER}
+
+
+def probe_header(config: Config, folder: Path | None = None) -> dict[str, Any]:
+    """The head of a results file. Scores of other items have another title, because titles are compared."""
+    header = results_header(config, folder)
+    title = f"{header['title']}{SCORED[config.probe.on]}"
+    return {**header, "title": title, "protocol": protocol_of(config)}
+
+
+def going_on(config: Config, results: Results, progress: ProgressLine) -> Config:
+    """A run that is continued with other settings of the probe goes on with those its results began with."""
+    header, known = probe_header(config), results.value.get("protocol")
+    if known == header["protocol"] or not (results.value["baselines"] or results.value["evaluations"]):
+        results.value.update(header)
+        return config
+    if not isinstance(known, dict) or known.get("classifier") != CLASSIFIER:
+        return config  # of an older version: there is no going on by its rules
+    progress.note(
+        "results.json goes on with the settings of the probe that it began with; "
+        "`bridle probe` measures all iterations by others."
+    )
+    own = ProbeConfig.model_validate_json(json.dumps(known["probe"]))
+    kept = {"enabled": config.probe.enabled, "cache_mb": config.probe.cache_mb}
+    return config.model_copy(update={"probe": own.model_copy(update=kept)})
 
 
 def solved_once(solve: Callable[[], Result]) -> Result:

@@ -23,12 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.evaluate.features import Array, Features, stratified
+from bridle.evaluate.features import Array, Features
 from bridle.evaluate.metrics import best_class, mean_average_precision
-from bridle.seeding import generator
 
 STRENGTHS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
-FEW = 1000  # items
 MAX_ITERATIONS = 300  # of L-BFGS per fit; a usual fit needs under 100
 TOLERANCE = (
     1e-9  # in nats per item, of the change of the objective between two steps; then it has no digit left to move
@@ -79,29 +77,30 @@ def fit_logistic(
 ) -> LinearClassifier:
     """Choose C on the `held` (N,) part of the training items, then fit all of them with it.
 
-    Of fewer than FEW items one part is too small to choose by: the others take turns with it, and all answers count.
-    Features are standardised by `moments`, the training items' own without them. Ties go to the stronger
+    Of several parts, (V, N), each takes its turn, and all answers count. Features are standardised by `moments`, the training items' own without them. Ties go to the stronger
     regularisation. Weaker and weaker regularisation is tried only until it has hurt by a point, or twice in a row: such
     fits take longest and do not recover.
     """
     path = sorted(strengths)
     rotated, (classes, targets) = _rotate(train.x, moments or moments_of(train.x)), one_column_each(train)
     strength, near = path[len(path) // 2], None
-    if held.any() and len(path) > 1:
-        parts = _turns(train.y, held) if len(held) < FEW else [held]
+    parts = [part for part in np.atleast_2d(held) if _can_choose(train.y, part)]
+    if parts and len(path) > 1:
         tried: list[_Solved] = []
         quality: list[float] = []
         fits = [
             _solve_along(rotated, targets, path, rows=torch.from_numpy(~part), several=train.several) for part in parts
         ]
         for found in zip(*fits, strict=True):
-            scores = [
-                _scores(rotated.x[torch.from_numpy(part)] @ own.weight + own.bias, several=train.several)
+            each = [
+                fit_quality(
+                    _scores(rotated.x[torch.from_numpy(part)] @ own.weight + own.bias, several=train.several),
+                    *(train.y[part], classes),
+                )
                 for part, own in zip(parts, found, strict=True)
             ]
             tried.append(found[0])
-            answered = np.concatenate([train.y[part] for part in parts])
-            quality.append(fit_quality(np.concatenate(scores), answered, classes))
+            quality.append(float(np.average(each, weights=[part.sum() for part in parts])))
             if max(quality[-2:]) < max(quality) or quality[-1] < max(quality) - 0.01:
                 break
         best = int(np.argmax(quality))
@@ -113,19 +112,12 @@ def fit_logistic(
     return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, train.several, setting)
 
 
-def _turns(y: Array, held: Array) -> list[Array]:
-    """`held`, and the other items in parts of about its size: (N,) bool each, every class in each if it can be."""
-    parts, left = [held], ~held
-    for missing in range(max(round(len(held) / held.sum()) - 1, 0), 0, -1):
-        rows = np.flatnonzero(left)
-        chosen = np.ones(len(rows), dtype=bool)
-        if missing > 1:
-            chosen = stratified(y[rows], 1 / missing, generator(missing, "validation in turns"))
-        part = np.zeros_like(held)
-        part[rows[chosen]] = True
-        parts.append(part)
-        left = left & ~part
-    return parts
+def _can_choose(y: Array, part: Array) -> bool:
+    """Are there items in the part, and among the others something to learn?"""
+    rest = y[~part]
+    if not part.any() or not len(rest):
+        return False
+    return bool((rest.any(axis=0) & ~rest.all(axis=0)).any()) if y.ndim == 2 else len(np.unique(rest)) > 1
 
 
 def fit_quality(scores: Array, y: Array, classes: Array) -> float:

@@ -38,6 +38,7 @@ class NeighbourClassifier(NamedTuple):
 
 def fit_neighbours(train: Features, held: Array, *, neighbours: Sequence[int] = NEIGHBOURS) -> NeighbourClassifier:
     """Choose k on the `held` (N,) part of the training items; ties go to the smaller k."""
+    held = np.atleast_2d(held)[0]  # of several parts one will do
     classes, targets = one_column_each(train)
     x, y = unit_rows(train.x), targets.float()
     rest = torch.from_numpy(~held)

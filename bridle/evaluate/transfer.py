@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bridle.errors import DataError, NonFiniteError
-from bridle.evaluate.features import Array, Features, stratified
+from bridle.evaluate.features import Array, Features, stratified, stratified_folds
 from bridle.evaluate.logistic import STRENGTHS, fit_logistic
 from bridle.evaluate.metrics import (
     Interval,
@@ -37,6 +37,7 @@ from bridle.evaluate.paired import make_hits
 from bridle.seeding import generator
 
 VALIDATION_SHARE = 0.2  # of the training items
+FEW = 1000  # training items; of fewer, one part is too small to choose by
 
 
 class Fitted(Protocol):
@@ -57,7 +58,7 @@ class Fitted(Protocol):
         ...
 
 
-Method = Callable[[Features, Array], Fitted]  # training items, and (N,) bool: which of them are for validation
+Method = Callable[[Features, Array], Fitted]  # training items, and (V, N) bool: which of them are for validation
 
 
 class Part(NamedTuple):
@@ -131,14 +132,17 @@ class Pair(NamedTuple):
 
     name: str
     train: Features
-    held: Array  # (N,) bool: training items for validation
+    held: Array  # (V, N) bool: training items for validation, in one part, or in several that take turns
     test: Features
 
 
 def split_pairs(train: Features, test: Features, *, seed: int) -> Iterator[Pair]:
-    """One pair, with a stratified part of the training items for validation."""
+    """One pair, with a stratified part of the training items for validation; of few items all parts take turns."""
     _check(train, test)
-    yield Pair("", train, stratified(train.y, VALIDATION_SHARE, generator(seed, "probe validation")), test)
+    held = stratified(train.y, VALIDATION_SHARE, generator(seed, "probe validation"))[None]
+    if len(train.y) < FEW:
+        held = _apart(stratified_folds(train.y, round(1 / VALIDATION_SHARE), seed=seed))
+    yield Pair("", train, held, test)
 
 
 def fold_pairs(items: Features, folds: Sequence[int], *, seed: int) -> Iterator[Pair]:
@@ -153,7 +157,9 @@ def fold_pairs(items: Features, folds: Sequence[int], *, seed: int) -> Iterator[
     for place, number in enumerate(numbers):
         train, test = items.part(own != number), items.part(own == number)
         _check(train, test, where=f"fold {number}: ")
-        held = _validation(train.y, own[own != number], numbers[place + 1 :] + numbers[:place], seed)
+        held = _validation(train.y, own[own != number], numbers[place + 1 :] + numbers[:place], seed)[None]
+        if len(train.y) < FEW and len(numbers) > 2:
+            held = _apart(own[own != number])  # whole folds: items of a fold may be parts of one recording
         yield Pair(str(number), train, held, test)
 
 
@@ -309,6 +315,12 @@ def _validation(y: Array, folds: Array, order: Sequence[int], seed: int) -> Arra
     if len(order) == 1:
         return stratified(y, VALIDATION_SHARE, generator(seed, "probe validation"))
     return np.isin(folds, order[: max(1, round(VALIDATION_SHARE * len(order)))])
+
+
+def _apart(folds: Sequence[int] | Array) -> Array:
+    """(V, N) bool: the items of every fold."""
+    own = np.asarray(folds)
+    return np.stack([own == number for number in np.unique(own)])
 
 
 def _check(train: Features, test: Features, where: str = "") -> None:

@@ -126,9 +126,11 @@ def _scores(about: Mapping[str, Any]) -> Iterator[str]:
             yield "No evaluation is stored with this model."
         return
     yield "## Scores"
-    yield f"Linear probe on frozen features, {score_name(probe)} on test items, with its 95 % interval."
+    kinds = {"validation": "validation items", "folds": "all items, in folds"}
+    scored = kinds.get(str(about.get("probed_on")), "test items")
+    yield f"Linear probe on frozen features, {score_name(probe)} on {scored}, with its 95 % interval."
     yield ""
-    yield "| features | score | interval | test items |"
+    yield f"| features | score | interval | {scored} |"
     yield "|---|---|---|---|"
     named = {
         BASELINES[key]: mapping(value) for key, value in mapping(about.get("baselines")).items() if key in BASELINES

@@ -36,6 +36,7 @@ class Facts(NamedTuple):
     norms_start: Sequence[Sequence[float]] = ()  # code norms right after the codebooks' start
     baselines: Mapping[str, Any] = {}  # of results.json
     evaluation: Mapping[str, Any] | None = None  # of results.json, after this iteration
+    probed_on: str = "test"  # which items these are scores of
     data: str | None = None  # what the data was called
     data_licence: str | None = None
     made_with: Mapping[str, str] = {}  # versions
@@ -82,6 +83,7 @@ def facts_of_run(folder: Path, loaded: Loaded, config: Config) -> Facts:
         norms_start=loaded.state["norms_start"],
         baselines=mapping(run.results.get("baselines")),
         evaluation=evaluation,
+        probed_on=str(mapping(mapping(run.results.get("protocol")).get("probe")).get("on", "test")),
         data=None if named is None else PurePath(named).name,
         made_with={key: str(run.environment[key]) for key in ("bridle", "torch") if key in run.environment},
     )

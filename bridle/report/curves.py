@@ -25,7 +25,7 @@ class Point(NamedTuple):
 
     iteration: int
     step: int
-    minutes: float  # CPU, of training up to here
+    minutes: float | None  # CPU, of training up to here; None where the run does not tell
     score: float
 
 
@@ -33,13 +33,16 @@ Curve = Sequence[Point]
 
 
 def curve_of(results: Mapping[str, Any]) -> list[Point]:
-    """The points of a curve.json, led by the untrained encoder; those without a time or a score are left out."""
-    untrained = main_score(mapping(mapping(results.get("baselines")).get("untrained")))
-    points = [] if untrained is None else [Point(1, 0, 0.0, untrained)]
+    """The points of a curve.json, led by the untrained encoder where training began with it."""
+    points = []
     for entry in map(mapping, items(results.get("evaluations"))):
         seconds, score = number(entry.get("cpu_seconds")), main_score(mapping(entry.get("probe")))
-        if seconds is not None and score is not None:
-            points.append(Point(whole(entry.get("iteration")), whole(entry.get("step")), seconds / 60, score))
+        if score is not None:
+            minutes = None if seconds is None else seconds / 60
+            points.append(Point(whole(entry.get("iteration")), whole(entry.get("step")), minutes, score))
+    untrained = main_score(mapping(mapping(results.get("baselines")).get("untrained")))
+    if untrained is not None and not any((point.iteration, point.step) == (1, 0) for point in points):
+        points.insert(0, Point(1, 0, 0.0, untrained))
     return points
 
 
@@ -56,14 +59,15 @@ def curve_table(results: Mapping[str, Any]) -> Table:
 
 
 def averaged(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """(minutes, mean, least, most) at every place that all curves have; minutes are averaged too."""
-    by_place = [{(point.iteration, point.step): point for point in curve} for curve in curves]
+    """(minutes, mean, least, most) at every place whose time all curves tell; minutes are averaged too."""
+    by_place = [
+        {(p.iteration, p.step): (p.minutes, p.score) for p in curve if p.minutes is not None} for curve in curves
+    ]
     shared = [place for place in by_place[0] if all(place in points for points in by_place)]
     found = []
     for place in shared:
-        here = [points[place] for points in by_place]
-        scores = [point.score for point in here]
-        found.append((mean(point.minutes for point in here), mean(scores), min(scores), max(scores)))
+        minutes, scores = zip(*(points[place] for points in by_place), strict=True)
+        found.append((mean(minutes), mean(scores), min(scores), max(scores)))
     return found
 
 

@@ -25,6 +25,7 @@ from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
 from bridle.train import checkpoint
 from bridle.train.figures import Clock, Watches, report
+from bridle.train.log import COSTS, append_row, cpu_seconds_at
 from bridle.train.optim import (
     build_optimizer,
     learning_rate,
@@ -189,7 +190,10 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     loader = run.loader(
         phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
-    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=run.metrics.spent(), began=began)
+    spent = cpu_seconds_at(run.folder, phase_index=phase.index, step=progress.step)
+    if (phase.index, progress.step) == (0, 0):
+        spent = 0.0
+    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=spent, began=began)
     watches = Watches.of(run, phase)
 
     def save(*, end: bool = False) -> dict[str, Tensor]:
@@ -199,6 +203,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         if not end:  # the next phase starts with an optimizer of its own
             tensors["optimizer"] = whole_state(optimizer_tensors(optimizer, parameters))
         save_checkpoint(run, phase, progress, tensors, end=end)
+        note_cost(run, phase, progress, clock)
         return tensors["model"]
 
     if restored is None:
@@ -368,6 +373,13 @@ def move(batch: Batch, device: torch.device) -> Batch:
         label=None if batch.label is None else batch.label.to(device, non_blocking=True),
         valid=None if batch.valid is None else batch.valid.to(device, non_blocking=True),
     )
+
+
+def note_cost(run: Run[Networks], phase: Phase, progress: Progress, clock: Clock) -> None:
+    """What training has cost up to a checkpoint; beside and not in it, whose bits only the experiment decides."""
+    spent = clock.cpu_seconds(run.machine.device)  # collective
+    if spent is not None and distributed.rank() == 0:
+        append_row(run.folder / COSTS, {"phase_index": phase.index, "step": progress.step, "cpu_seconds": spent})
 
 
 def save_checkpoint(

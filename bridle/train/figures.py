@@ -24,18 +24,19 @@ USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in
 class Clock:
     """Rate, measured between two looks, and the CPU time of training so far.
 
-    Interruptions and evaluations do not count: `spent` is what earlier phases and processes noted, `began` the CPU time
-    of this process when the phase began.
+    Interruptions and evaluations do not count: `spent` is what earlier phases and processes noted (None: they did not),
+    `began` the CPU time of this process when the phase began.
     """
 
-    def __init__(self, *, step: int, batch: int, spent: float, began: float) -> None:
+    def __init__(self, *, step: int, batch: int, spent: float | None, began: float) -> None:
         self.step, self.batch, self.time = step, batch, time.perf_counter()
         self.spent, self.began = spent, began
 
-    def cpu_seconds(self, device: torch.device) -> float:
-        """Of all ranks together. Collective."""
+    def cpu_seconds(self, device: torch.device) -> float | None:
+        """Of all ranks together; None where what was before is not known. Collective."""
         here = torch.tensor(cpu_seconds() - self.began, dtype=torch.float64, device=device)
-        return self.spent + float(distributed.sum_over_ranks(here))
+        total = float(distributed.sum_over_ranks(here))
+        return None if self.spent is None else round(self.spent + total, 2)
 
     def rate(self, step: int) -> float:
         """Samples per second since the last look."""
@@ -82,7 +83,7 @@ def report(
         "learning_rate": update.learning_rate,
         "skipped": progress.skipped,
         "samples_per_second": round(clock.rate(progress.step), 1),
-        "cpu_seconds": round(clock.cpu_seconds(run.machine.device), 2),
+        "cpu_seconds": clock.cpu_seconds(run.machine.device),
         "world_size": distributed.world_size(),
         "resumed_from": run.resumed_from,
     }

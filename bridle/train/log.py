@@ -16,6 +16,7 @@ from bridle import distributed, failpoints
 from bridle.errors import unwritable
 
 Row = Mapping[str, Any]
+COSTS = "costs.jsonl"  # of a run: CPU seconds at every checkpoint
 QUIET_SECONDS = 10.0  # between lines when the output is a file
 
 
@@ -52,12 +53,6 @@ class MetricsFile:
             temporary.unlink(missing_ok=True)
             raise unwritable(self.path, error) from error
 
-    def spent(self) -> float:
-        """CPU seconds of training that the last row tells of."""
-        rows = read_rows(self.path)
-        found = rows[-1].get("cpu_seconds") if rows else None
-        return float(found) if isinstance(found, int | float) else 0.0
-
     def append(self, row: Row) -> None:
         append_row(self.path, row, place="metrics.append")
 
@@ -71,10 +66,26 @@ class MetricsFile:
             raise unwritable(self.path, error) from error
 
 
-def append_row(path: Path, row: Row, *, place: str) -> None:
+def cpu_seconds_at(folder: Path, *, phase_index: int, step: int) -> float | None:
+    """CPU seconds of training up to a place: as noted with its checkpoint, or else with the last row before it.
+
+    None where that is not known, as in runs of older versions.
+    """
+    noted = [
+        row for row in read_rows(folder / COSTS) if (row.get("phase_index"), row.get("step")) == (phase_index, step)
+    ]
+    before = [row for row in read_rows(folder / "metrics.jsonl") if _is_up_to(row, phase_index, step)]
+    for row in (*noted[-1:], *before[-1:]):
+        if isinstance(found := row.get("cpu_seconds"), int | float):
+            return float(found)
+    return None
+
+
+def append_row(path: Path, row: Row, *, place: str | None = None) -> None:
     """Add a row to a .jsonl file, after the last whole one; `place` is its failpoint."""
     try:
-        failpoints.hit(place)
+        if place is not None:
+            failpoints.hit(place)
         with path.open("ab+") as file:
             end = file.tell()
             file.seek(max(end - 1, 0))

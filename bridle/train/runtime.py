@@ -163,11 +163,11 @@ def cpu_seconds() -> float:
 
 
 def _children(process: str) -> list[str]:
-    tasks = Path(f"/proc/{process}/task")
-    try:
-        return [child for task in tasks.iterdir() for child in (task / "children").read_text().split()]
-    except OSError:  # it has ended meanwhile, or there is no /proc here
-        return []
+    found = []
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            found += task.read_text().split()
+    return found
 
 
 def _family_seconds(process: str) -> float:

@@ -15,8 +15,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bridle.evaluate.features import Features
-from bridle.evaluate.logistic import _turns, fit_logistic
-from bridle.evaluate.transfer import LabelsResult, linear_probe, score_split
+from bridle.evaluate.logistic import fit_logistic
+from bridle.evaluate.transfer import LabelsResult, fold_pairs, linear_probe, score_split, split_pairs
 
 
 def test_the_probe_of_raw_digits_equals_a_scikit_learn_pipeline_and_is_quick() -> None:
@@ -60,10 +60,9 @@ def test_of_few_items_the_strength_is_chosen_by_all_of_them_in_turns_as_brute_fo
     rng = np.random.default_rng(3)
     x = correlated(150, 40)
     y = (x[:, :3] + 2 * rng.normal(size=(150, 3))).argmax(axis=1)
-    held = np.arange(150) % 5 == 0
-    parts = _turns(y, held)
-    assert np.array_equal(np.sum(parts, axis=0), np.ones(150)) and np.array_equal(parts[0], held)
-    assert [int(part.sum()) for part in parts] == pytest.approx([30] * 5, abs=2)
+    (pair,) = split_pairs(Features(x, y), Features(x, y), seed=0)
+    parts = pair.held
+    assert np.array_equal(parts.sum(axis=0), np.ones(150)) and parts.sum(axis=1).tolist() == [30] * 5
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
     strengths = [0.0003, 0.003, 0.03]
     right = []
@@ -71,23 +70,30 @@ def test_of_few_items_the_strength_is_chosen_by_all_of_them_in_turns_as_brute_fo
         each = [LogisticRegression(C=strength, tol=1e-9, max_iter=5000).fit(scaled[~p], y[~p]) for p in parts]
         right.append(sum((fit.predict(scaled[p]) == y[p]).sum() for fit, p in zip(each, parts, strict=True)))
     assert len(set(right)) == 3  # no ties that rules would have to break
-    found = fit_logistic(Features(x, y), held, strengths=strengths)
+    found = fit_logistic(Features(x, y), parts, strengths=strengths)
     assert found.setting["strength"] == strengths[int(np.argmax(right))]
 
 
-def test_of_many_items_the_held_part_alone_decides() -> None:
-    x = correlated(1000, 20)
-    y = (x[:, :3] + np.random.default_rng(4).normal(size=(1000, 3))).argmax(axis=1)
-    held = np.arange(1000) < 200
-    y[held] = np.bincount(y[~held]).argmax()  # what it holds speaks against learning anything
-    strengths = [0.00001, 0.1]
-    scores = [
-        LogisticRegression(C=C, tol=1e-9, max_iter=5000).fit(z[~held], y[~held]).score(z[held], y[held])
-        for z in [(x - x.mean(axis=0)) / x.std(axis=0)]
-        for C in strengths
-    ]
-    found = fit_logistic(Features(x, y), held, strengths=strengths)
-    assert found.setting["strength"] == strengths[int(np.argmax(scores))]
+def test_one_part_of_many_items_but_all_parts_of_few() -> None:
+    x, y = np.zeros((1000, 2), np.float32), np.arange(1000) % 4
+    few, many = Features(x[:999], y[:999]), Features(x, y)
+    assert [next(split_pairs(items, many, seed=0)).held.shape[0] for items in (few, many)] == [5, 1]
+    folds = np.repeat([1, 2, 3, 4], 100)
+    for pair in fold_pairs(Features(x[:400], y[:400]), folds.tolist(), seed=0):
+        others = folds[folds != int(pair.name)]  # each other fold in turn, and none in pieces
+        assert [np.unique(others[part]).tolist() for part in pair.held] == [
+            [k] for k in (1, 2, 3, 4) if k != int(pair.name)
+        ]
+
+
+@pytest.mark.parametrize(
+    "y", [np.array([[1], [1], [0]], bool), np.eye(12, 11, dtype=bool), np.arange(40) // 2, np.array([0, 1, 2, 3])]
+)
+def test_parts_that_leave_nothing_to_learn_from_are_passed_over(y: np.ndarray) -> None:
+    x = correlated(len(y), 3)
+    items = Features(x, y)
+    (pair,) = split_pairs(items, items, seed=0)
+    assert fit_logistic(items, pair.held).setting["strength"] > 0
 
 
 def test_items_with_several_labels_are_probed_as_scikit_learn_does_one_class_against_the_rest() -> None:

@@ -83,16 +83,17 @@ def test_a_seed_in_a_row_is_refused_because_the_table_has_its_own(tmp_path: Path
         list(cells("digits-tiny", [], grid(a=(), b=("seed=3",)), seeds=[0], out=tmp_path))
 
 
-def test_a_table_with_curves_keeps_checkpoints_and_refuses_phases_counted_in_epochs(tmp_path: Path) -> None:
-    wanted = grid(a=(), b=("quantizer=vq",))._replace(curve=4)
+def test_a_table_with_curves_keeps_all_checkpoints_of_phases_counted_in_steps(tmp_path: Path) -> None:
+    wanted = grid(a=(), b=("quantizer=vq",))._replace(curve=4, iterations=2)
     (one, _) = cells("digits-tiny", ["encoder_phase.steps=90"], wanted, seeds=[0], out=tmp_path)
     config = load_config("digits-tiny", list(one.pretrain))
     assert config.runtime.checkpoint_every == 23  # 23, 46, 69, and the end
-    assert config.runtime.keep_finished and config.runtime.keep >= 4
+    assert config.runtime.keep_finished
     (plain, _) = cells("digits-tiny", ["encoder_phase.steps=90"], wanted._replace(curve=0), seeds=[0], out=tmp_path)
     assert plain.folder == one.folder  # a run is the same with and without
-    with pytest.raises(ConfigError, match="needs steps"):
-        list(cells("image", ["data.root=x"], wanted, seeds=[0], out=tmp_path))
+    assert config.runtime.keep == 2 * (90 // 23 + config.tokenizer_phase.steps // 23 + 2)  # nothing is rotated away
+    (by_epochs, _) = cells("image", ["data.root=x"], wanted, seeds=[0], out=tmp_path)
+    assert "runtime.keep_finished=true" not in by_epochs.pretrain  # only the ends of its iterations
 
 
 def test_one_measure_needs_no_list(tmp_path: Path) -> None:

@@ -42,13 +42,13 @@ def test_no_item_takes_part_in_fitting_the_classifier_that_scores_it(method: Any
 
 
 def test_settings_are_chosen_on_whole_folds_of_the_training_folds() -> None:
-    items, folds = blobs(100, 4, 6), np.repeat([1, 2, 3, 4, 5], 20)
+    items, folds = blobs(1250, 4, 6), np.repeat([1, 2, 3, 4, 5], 250)
     asked: list[tuple[list[int], list[int]]] = []
     own = Features(np.concatenate([items.x, folds[:, None].astype(np.float32)], axis=1), items.y)
 
     def method(train: Features, held: Any) -> Any:
-        number = train.x[:, -1]
-        asked.append((sorted(set(number[~held].astype(int))), sorted(set(number[held].astype(int)))))
+        number, (part,) = train.x[:, -1], held
+        asked.append((sorted(set(number[~part].astype(int))), sorted(set(number[part].astype(int)))))
         return fit_logistic(train, held)
 
     score_folds(method, own, folds.tolist(), seed=0)

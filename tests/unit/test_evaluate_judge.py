@@ -112,6 +112,51 @@ def test_on_folds_all_items_are_scored_once_each_class_in_every_fold(judge_of: C
     assert all(1 <= (folds[:7] == fold).sum() <= 2 <= (folds[7:20] == fold).sum() <= 3 for fold in range(1, 6))
 
 
+def test_a_run_that_is_continued_with_another_probe_keeps_to_the_one_it_began_with(
+    small: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small("schedule.iterations=2", "tokenizer_phase.steps=2", steps=2)
+    api.pretrain(config.model_copy(update={"schedule": config.schedule}), out=tmp_path / "run")
+    path = tmp_path / "run" / "results.json"
+    known = json.loads(path.read_text())
+    assert known["protocol"]["probe"]["on"] == "test"
+    path.write_text(json.dumps({**known, "evaluations": known["evaluations"][:1]}))  # as if it had been stopped there
+    other = config.model_copy(update={"probe": config.probe.model_copy(update={"on": "folds"})})
+    api.pretrain(other, out=tmp_path / "run")
+    assert "goes on with the settings of the probe that it began with" in capsys.readouterr().err
+    again = json.loads(path.read_text())
+    assert again["evaluations"][1]["probe"]["accuracy"] == known["evaluations"][1]["probe"]["accuracy"]
+    measured = json.loads(probe_run(tmp_path / "run", ["probe.on=folds"]).read_text())
+    assert all(len(entry["probe"]["folds"]) == 5 for entry in measured["evaluations"])
+    assert measured["title"] == "digits, all items in folds"
+
+
+def test_scores_of_a_run_on_validation_items_are_taken_over(
+    small: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.pretrain(small("schedule.iterations=1", "probe.on=validation", steps=2), out=tmp_path / "run")
+    capsys.readouterr()
+    probe_run(tmp_path / "run", [])
+    assert "probing" not in capsys.readouterr().err
+    path = tmp_path / "run" / "results.json"
+    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "protocol"}
+    path.write_text(json.dumps(older))
+    (tmp_path / "run" / "probe.json").unlink()
+    probe_run(tmp_path / "run", [])
+    assert "probing" in capsys.readouterr().err  # nobody knows by what protocol
+
+
+def test_with_two_folds_the_second_stays_unseen_and_with_a_test_fold_the_others_test_each_other(
+    judge_of: Callable[..., Judge],
+) -> None:
+    x, labels = pictures(60)
+    two = judge_of(Splits(TensorSource(x=x, labels=labels), None, folds=[1] * 40 + [2] * 20), "probe.on=validation")
+    assert (len(two.train), two.test, two.folds) == (40, None, None)
+    held = Sealed(x=x[:6], labels=labels[:6])
+    kept = judge_of(Splits(TensorSource(x=x, labels=labels), held, folds=[2] * 30 + [3] * 30), "probe.on=validation")
+    assert [fold["fold"] for fold in probe(kept).folds] == [2, 3]
+
+
 def test_padding_of_either_part_survives_joining() -> None:
     whole = features.Features(np.zeros((2, 3, 4), np.float32), np.array([0, 1]))
     padded = features.Features(np.ones((1, 3, 4), np.float32), np.array([2]), np.array([[True, True, False]]))

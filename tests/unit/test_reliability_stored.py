@@ -107,5 +107,9 @@ def test_what_a_killed_process_was_building_is_removed_by_the_next(tmp_path: Pat
     for other in others:
         other.mkdir()
     assert left.is_dir()
+    index.build_at(place, key="k", root=tmp_path, build=build)
+    assert left.is_dir()  # young: in a container beside, its number may be a living process's
+    for path in (left, *others):
+        os.utime(path, (0, 0))
     assert len(index.build_at(place, key="k", root=tmp_path, build=build).train.paths) == 2
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "list.csv", place, *others])
