@@ -49,6 +49,7 @@ MEASURES = ("probe", "finetune")
 ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
 KEYS = ("title", "iterations", "measures", "curve", "rows")
 COSTS = "cpu.jsonl"
+CURVE = "curve.json"  # in a run
 
 
 class Grid(NamedTuple):
@@ -134,8 +135,9 @@ def run_grid(
     console.print(
         f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs, {jobs} at a time", markup=False
     )
+    begun = {folder: cell for folder, cell in runs.items() if not is_measured(cell, grid)}
     run_beside(
-        {f"{folder.name}": ["pretrain", recipe, *cell.pretrain, "--out", str(folder)] for folder, cell in runs.items()},
+        {folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(folder)] for folder, cell in begun.items()},
         jobs=jobs,
         console=console,
         spent=partial(note_cost, out),
@@ -152,8 +154,11 @@ def run_grid(
     scores = {cell: read_scores(cell, grid) for cell in grid_cells}
     table = write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
     if grid.curve:
+        drawn_from = [folder for folder in runs if (folder / "checkpoints").is_dir() or not (folder / CURVE).is_file()]
         run_beside(
-            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in runs}, jobs=jobs, console=console
+            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in drawn_from},
+            jobs=jobs,
+            console=console,
         )
         drawn = draw_curves(grid, grid_cells, out)
         console.print(f"wrote {out / 'curves.csv'}{''.join(f', {path.name}' for path in drawn)}", markup=False)
@@ -192,7 +197,7 @@ def _kept_for_curve(config: Config, points: int) -> tuple[str, ...]:
 
 def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> list[Path]:
     """curves.svg and .png, a line a row over all seeds, and curves.csv with every point."""
-    found = {cell: curve_of(json.loads((cell.folder / "curve.json").read_text(encoding="utf-8"))) for cell in cells_}
+    found = {cell: curve_of(json.loads((cell.folder / CURVE).read_text(encoding="utf-8"))) for cell in cells_}
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(["row", "seed", "iteration", "step", "cpu_minutes", "score"])
@@ -233,16 +238,25 @@ def _keep_finetuned(cell: Cell) -> None:
     write_json(_finetuned_file(cell), found)
 
 
+def is_measured(cell: Cell, grid: Grid) -> bool:
+    """Whether the run is over and its score known; then it is not started, and needs its checkpoints no more."""
+    path = cell.folder / "results.json"
+    return grid.measures == ("probe",) and path.is_file() and bool(_last_evaluation(path, cell, grid).get("probe"))
+
+
+def _last_evaluation(path: Path, cell: Cell, grid: Grid) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    said = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
+    last = said[-1] if said else grid.iterations
+    return next((entry for entry in found["evaluations"] if entry["iteration"] == last), {})
+
+
 def read_scores(cell: Cell, grid: Grid) -> dict[str, Score]:
     """The score of every measure after the last iteration."""
     scores = {}
     for measure in grid.measures:
         path = cell.folder / "results.json" if measure == "probe" else _finetuned_file(cell)
-        found = json.loads(path.read_text(encoding="utf-8"))
-        said = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
-        last = said[-1] if said else grid.iterations
-        entry: dict[str, Any] = next((e for e in found["evaluations"] if e["iteration"] == last), {})
-        result = entry.get(measure)
+        result = _last_evaluation(path, cell, grid).get(measure)
         if not result:
             raise UsageError(f"{path}: no {measure} result; the table needs labelled data.")
         parts = result.get("folds") or [result]

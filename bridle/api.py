@@ -35,7 +35,6 @@ from bridle.train.run import (
     record_settings,
     require_same,
     require_same_data,
-    results_header,
     with_statistics,
 )
 from bridle.train.runtime import Machine, StopRequest

@@ -23,7 +23,7 @@ from bridle.train.checkpoint import is_exported
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.interleave import encoder_checkpoints, finished_phases, restore_nets, step_of
 from bridle.train.log import ProgressLine, cpu_seconds_at
-from bridle.train.run import Results, results_header
+from bridle.train.run import Results
 from bridle.train.runtime import Machine
 
 # Which items are seen, and how much of each.
@@ -65,8 +65,7 @@ def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
         take_over_baselines(folder, trained, config, results, data=opened.data)
         judge = _judge(folder, config, results, opened, "linear")
         known = {(entry["iteration"], entry["step"]) for entry in results.value["evaluations"]}
-        if not results.value["baselines"]:
-            results.set_baselines(judge.baselines())
+        judge.measure_baselines()
         for path in encoder_checkpoints(folder):
             loaded = load_checkpoint(path)
             iteration, step = int(loaded.state["iteration"]), step_of(loaded)

@@ -126,8 +126,7 @@ class Judge:
     def probed(self, encoder: Encoder) -> dict[str, Any] | None:
         """The probe's result. In training, labelled data that is not whole costs the probe and not the run."""
         try:
-            if not self.results.value["baselines"]:
-                self.results.set_baselines(self.baselines())
+            self.measure_baselines()
             found = self.probe_encoder(encoder)
         except DataError as error:
             if self.strict:
@@ -139,11 +138,39 @@ class Judge:
             found = found._replace(few_shot=beside(found.few_shot, self.results.value["baselines"]))
         return found.as_dict()
 
-    def baselines(self) -> dict[str, Any]:
-        """The same on raw inputs, which have no tokens to attend to, and on the encoder before training."""
-        self.progress.note("probing the baselines: raw features, untrained encoder")
-        grid = self.config.geometry.build().grid
+    def measure_baselines(self) -> None:
+        """The same on raw inputs and on the encoder before training, where the results do not have them yet.
+
+        Runs in one folder often share both: the first of them measures for all.
+        """
+        if self.results.value["baselines"]:
+            return
         untrained = build_encoder(self.config).to(self.machine.device).eval()
+        key = self.baselines_key(untrained)
+        if (known := self.results.baselines_beside(key)) is not None:
+            run, baselines = known
+            self.progress.note(f"baselines as {run} measured them: same data, same start, same probe")
+            self.results.set_baselines(baselines, key)
+            return
+        self.progress.note("probing the baselines: raw features, untrained encoder")
+        self.results.set_baselines(self.baselines(untrained), key)
+
+    def baselines_key(self, untrained: Encoder) -> str | None:
+        """Names baselines by all they depend on; None where the data has no name."""
+        data = splits_digest(self.splits)
+        if data is None:
+            return None
+        return make_key(
+            {
+                **protocol_of(self.config), "method": self.classifier, "seed": self.config.seed, "items": data,
+                "weights": weights_digest(untrained), "encoder": self.config.encoder.model_dump(mode="json"),
+                "device": self.machine.device.type, **self.inputs(),
+            }
+        )  # fmt: skip
+
+    def baselines(self, untrained: Encoder) -> dict[str, Any]:
+        """Raw inputs have no tokens to attend to."""
+        grid = self.config.geometry.build().grid
         raw = self.probe(
             self.kept(self.vectors(lambda x, valid: raw_features(x, valid, grid=grid)), {"features": "raw"}),
             self.vector_method(),
@@ -221,12 +248,9 @@ class Judge:
 
     def kept(self, collect: Collect, what: Mapping[str, Any]) -> Collect:
         """The same, read from the cache where these features (`what`) of the same items were collected before."""
-        cache, config = self.cache, self.config
+        cache, seen = self.cache, self.inputs()
         if cache is None or distributed.is_active():  # ranks might not agree on what is kept
             return collect
-        data = config.data.model_dump(mode="json", exclude={"root", "manifest", "workers", "cache_mb", "bad_share"})
-        sections = ("geometry", "audio", "video")
-        seen = {"data": data, **{name: getattr(config, name).model_dump(mode="json") for name in sections}}
 
         def kept(source: Source) -> Features:
             items = data_digest(source)
@@ -236,6 +260,15 @@ class Judge:
             return cache.get(make_key({**what, **seen, "items": items, "device": device}), lambda: collect(source))
 
         return kept
+
+    def inputs(self) -> dict[str, Any]:
+        """The settings that make inputs of items."""
+        aside = {"root", "manifest", "workers", "cache_mb", "bad_share"}
+        sections = ("geometry", "audio", "video")
+        return {
+            "data": self.config.data.model_dump(mode="json", exclude=aside),
+            **{name: getattr(self.config, name).model_dump(mode="json") for name in sections},
+        }
 
     def vectors(self, features: Callable[[Tensor, Tensor | None], Tensor]) -> Collect:
         def collect(source: Source) -> Features:

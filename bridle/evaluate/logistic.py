@@ -77,9 +77,9 @@ def fit_logistic(
 ) -> LinearClassifier:
     """Choose C on the `held` (N,) part of the training items, then fit all of them with it.
 
-    Of several parts, (V, N), each takes its turn, and all answers count. Features are standardised by `moments`, the training items' own without them. Ties go to the stronger
-    regularisation. Weaker and weaker regularisation is tried only until it has hurt by a point, or twice in a row: such
-    fits take longest and do not recover.
+    Of several parts, (V, N), each takes its turn, and all answers count. Features are standardised by `moments`, the
+    training items' own without them. Ties go to the stronger regularisation. Weaker and weaker regularisation is tried
+    only until it has hurt by a point, or twice in a row: such fits take longest and do not recover.
     """
     path = sorted(strengths)
     rotated, (classes, targets) = _rotate(train.x, moments or moments_of(train.x)), one_column_each(train)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -273,9 +273,23 @@ class Results:
         self.value["evaluations"] = sorted([*others, dict(entry)], key=_place)
         self._write()
 
-    def set_baselines(self, baselines: Mapping[str, Any]) -> None:
-        self.value["baselines"] = dict(baselines)
+    def set_baselines(self, baselines: Mapping[str, Any], key: str | None = None) -> None:
+        """`key` names what they depend on, for the runs beside this one."""
+        self.value["baselines"], self.value["baselines_key"] = dict(baselines), key
         self._write()
+
+    def baselines_beside(self, key: str | None) -> tuple[str, dict[str, Any]] | None:
+        """The other run in the same folder that has measured them under this key, by name, and what it found."""
+
+        def look() -> tuple[str, dict[str, Any]] | None:
+            for path in sorted(self.path.parent.parent.glob(f"*/{self.path.name}")) if key else []:
+                with suppress(OSError, ValueError):  # somebody else's file, whatever it holds
+                    found = json.loads(path.read_text(encoding="utf-8"))
+                    if isinstance(found, dict) and found.get("baselines_key") == key and found.get("baselines"):
+                        return path.parent.name, dict(found["baselines"])
+            return None
+
+        return distributed.done_once(look)
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[int, int]:

@@ -242,17 +242,28 @@ def test_commands_side_by_side_are_charged_each_its_own_cpu_time_with_their_chil
     assert "three" in told
 
 
-def test_a_grid_keeps_what_its_runs_cost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grid_keeps_what_its_runs_cost_and_does_not_start_those_that_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
     def run(commands: dict[str, list[str]], **given: Any) -> None:
         for name, (_, _, *_, folder) in commands.items():
             Path(folder).mkdir(parents=True, exist_ok=True)
             probe = {"accuracy": 0.5, "mean_average_precision": 0.5}
             result = {"evaluations": [{"iteration": 1, "probe": probe}]}
             (Path(folder) / "results.json").write_text(json.dumps(result))
+            started.append(name)
             given["spent"](name, 90.0)
 
     monkeypatch.setattr(ablation, "run_beside", run)
-    for starts in (1, 2):
-        ablation.run_grid("digits-tiny", [], grid(a=(), b=("quantizer=vq",)), seeds=[0], out=tmp_path)
+    rows = grid(a=(), b=("quantizer=vq",))
+    for seeds in ([0], [0], [0, 1]):
+        ablation.run_grid("digits-tiny", [], rows, seeds=seeds, out=tmp_path)
         stored = json.loads((tmp_path / "table.json").read_text())
-        assert stored["cpu_minutes"] == pytest.approx(3.0 * starts)
+        assert stored["cpu_minutes"] == pytest.approx(3.0 * len(seeds))
+    assert len(started) == len(set(started)) == 4
+    (cell, *_) = cells("digits-tiny", [], rows, seeds=[0], out=tmp_path)
+    assert ablation.is_measured(cell, rows)
+    assert not ablation.is_measured(cell._replace(pretrain=("schedule.iterations=2",)), rows)  # stopped between the two
+    assert not ablation.is_measured(cell, rows._replace(measures=("probe", "finetune")))  # which starts from weights

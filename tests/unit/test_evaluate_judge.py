@@ -170,10 +170,40 @@ def test_data_with_folds_is_cross_validated(judge_of: Callable[..., Judge]) -> N
     x, labels = pictures(60)
     splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
     judge = judge_of(splits)
-    found = judge.baselines()
+    judge.measure_baselines()
+    found = judge.results.value["baselines"]
     assert [fold["fold"] for fold in found["raw"]["folds"]] == [1, 2, 3, 4]
     assert found["untrained"]["test_items"] == 60 and found["untrained"]["sd"] >= 0
     assert probe(judge).accuracy == found["untrained"]["accuracy"]
+
+
+def test_runs_in_one_folder_share_baselines_as_long_as_nothing_they_depend_on_differs(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, labels = pictures(60)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "results.json").write_text("[1, 2")
+    measured: list[str] = []
+    once = Judge.baselines
+    monkeypatch.setattr(
+        Judge, "baselines", lambda judge, net: measured.append(judge.results.path.parent.name) or once(judge, net)
+    )
+
+    def baselines(run: str, *overrides: str, shift: float = 0.0) -> Any:
+        config = small("data.mean=[0.3]", "data.std=[0.3]", "probe.items=null", *overrides)
+        splits = Splits(TensorSource(x=x + shift, labels=labels), None)
+        results = Results(tmp_path / run / "results.json", {})
+        (tmp_path / run).mkdir()
+        Judge(config, splits, Machine(config.runtime), results, ProgressLine(), strict=True).measure_baselines()
+        return json.loads((tmp_path / run / "results.json").read_text())["baselines"]
+
+    first = baselines("first")
+    assert baselines("same", "quantizer=vq", "mask.ratio=0.5") == first and measured == ["first"]
+    baselines("seed", "seed=5")
+    baselines("probe", "probe.pool=axis", "probe.axis=0")
+    baselines("network", "encoder.depth=1")
+    baselines("data", shift=0.1)
+    assert measured == ["first", "seed", "probe", "network", "data"]
 
 
 def test_fewer_items_keep_their_folds(judge_of: Callable[..., Judge]) -> None:
