@@ -47,7 +47,7 @@ from bridle.train.log import append_row, read_rows
 
 MEASURES = ("probe", "finetune")
 ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
-KEYS = ("title", "iterations", "measures", "curve", "rows")
+KEYS = ("title", "iterations", "measures", "curve", "curve_rows", "rows")
 COSTS = "cpu.jsonl"
 CURVE = "curve.json"  # in a run
 
@@ -61,6 +61,10 @@ class Grid(NamedTuple):
     measures: tuple[str, ...]
     rows: Mapping[str, tuple[str, ...]]  # overrides by name; the first is the benchmark
     curve: int = 0  # points of a probe curve over every encoder phase; 0 measures only its end
+    curve_rows: tuple[str, ...] | None = None  # the rows that have one; all without it
+
+    def points_of(self, row: str) -> int:
+        return self.curve if self.curve_rows is None or row in self.curve_rows else 0
 
 
 class Cell(NamedTuple):
@@ -118,9 +122,13 @@ def read_grid(name: str) -> Grid:
     curve = value.get("curve", 0)
     if not isinstance(curve, int) or curve < 0:
         raise ConfigError(f"{name}: curve is {quoted(curve)}; expected a number of points, or 0.")
+    some = value.get("curve_rows")
+    if some is not None and (not isinstance(some, list) or not some or any(row not in rows for row in some)):
+        raise ConfigError(f"{name}: curve_rows is {quoted(some)}; expected a list of rows of the table.")
     stem = Path(name).stem
     rows_ = {row: tuple(entry.value) for row, entry in rows.items()}
-    return Grid(stem, str(value.get("title") or stem), iterations, measures, rows_, curve)
+    curve_rows = None if some is None else tuple(some)
+    return Grid(stem, str(value.get("title") or stem), iterations, measures, rows_, curve, curve_rows)
 
 
 def run_grid(
@@ -154,13 +162,18 @@ def run_grid(
     scores = {cell: read_scores(cell, grid) for cell in grid_cells}
     table = write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
     if grid.curve:
-        drawn_from = [folder for folder in runs if (folder / "checkpoints").is_dir() or not (folder / CURVE).is_file()]
+        drawn_from = [cell for cell in grid_cells if grid.points_of(cell.row)]
+        measured = {cell.folder for cell in drawn_from if not (cell.folder / "checkpoints").is_dir()}
         run_beside(
-            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in drawn_from},
+            {
+                f"{folder.name} curve": ["probe", str(folder), "--curve"]
+                for folder in dict.fromkeys(cell.folder for cell in drawn_from)
+                if folder not in measured or not (folder / CURVE).is_file()
+            },
             jobs=jobs,
             console=console,
         )
-        drawn = draw_curves(grid, grid_cells, out)
+        drawn = draw_curves(grid, drawn_from, out)
         console.print(f"wrote {out / 'curves.csv'}{''.join(f', {path.name}' for path in drawn)}", markup=False)
     return table
 
@@ -180,7 +193,7 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
             pretrain = tuple(change for change in everything if not change.startswith("finetune."))
             finetune = tuple(change for change in everything if change.startswith("finetune."))
             key = f"{mix(recipe, *pretrain) % 16**6:06x}"
-            kept = _kept_for_curve(config, grid.curve)
+            kept = _kept_for_curve(config, grid.points_of(row))
             yield Cell(row, seed, out / "runs" / f"seed{seed}-{key}", (*pretrain, *kept), finetune)
 
 
@@ -204,7 +217,8 @@ def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> list[Path]:
     for cell, points in found.items():
         lines.writerows([cell.row, cell.seed, *point] for point in points)
     (out / "curves.csv").write_text(text.getvalue(), encoding="utf-8")
-    by_row = {row: [points for cell, points in found.items() if cell.row == row] for row in grid.rows}
+    shown = [row for row in grid.rows if grid.points_of(row)]
+    by_row = {row: [points for cell, points in found.items() if cell.row == row] for row in shown}
     return write_curves(by_row, out / "curves")
 
 

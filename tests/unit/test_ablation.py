@@ -59,6 +59,7 @@ def test_the_papers_tables_are_shipped_and_every_row_is_a_config() -> None:
         ("rows: {a: [], b: []}\nmeasures: [[probe]]", "measures holds"),
         ("rows: {a: [], b: []}\niterations: 0", "iterations"),
         ("rows: {a: [], b: []}\ncurve: many", "curve is 'many'"),
+        ("rows: {a: [], b: []}\ncurve: 2\ncurve_rows: [c]", "curve_rows"),
     ],
 )
 def test_a_wrong_table_is_refused_with_its_reason(text: str, message: str, tmp_path: Path) -> None:
@@ -92,6 +93,8 @@ def test_a_table_with_curves_keeps_all_checkpoints_of_phases_counted_in_steps(tm
     (plain, _) = cells("digits-tiny", ["encoder_phase.steps=90"], wanted._replace(curve=0), seeds=[0], out=tmp_path)
     assert plain.folder == one.folder  # a run is the same with and without
     assert config.runtime.keep == 2 * (90 // 23 + config.tokenizer_phase.steps // 23 + 2)  # nothing is rotated away
+    (_, without) = cells("digits-tiny", [], wanted._replace(curve_rows=("a",)), seeds=[0], out=tmp_path)
+    assert "runtime.keep_finished=true" not in without.pretrain
     (by_epochs, _) = cells("image", ["data.root=x"], wanted, seeds=[0], out=tmp_path)
     assert "runtime.keep_finished=true" not in by_epochs.pretrain  # only the ends of its iterations
 
