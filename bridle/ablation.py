@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bridle.config import Config, load_config
@@ -42,7 +42,7 @@ from bridle.evaluate.paired import Change, Hits, compare, compare_hits, read_hit
 from bridle.processes import run_beside
 from bridle.report.curves import curve_of, write_curves
 from bridle.seeding import generator, mix
-from bridle.train.checkpoint import write_json
+from bridle.train.checkpoint import read_json, write_json
 from bridle.train.log import append_row, read_rows
 
 MEASURES = ("probe", "finetune")
@@ -95,7 +95,10 @@ def read_grid(name: str) -> Grid:
     if name in table_names():
         text = (resources.files("bridle.config") / "tables" / f"{name}.yaml").read_text(encoding="utf-8")
     elif Path(name).suffix in (".yaml", ".yml") and Path(name).is_file():
-        text = Path(name).read_text(encoding="utf-8")
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{name}: cannot be read as UTF-8 text ({error}).") from error
     else:
         raise UsageError(f"--table {quoted(name)}: expected a YAML file or one of {', '.join(table_names())}.")
     found = read_document(text, Path(name).name)
@@ -135,6 +138,8 @@ def run_grid(
     recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path, jobs: int | None = None
 ) -> Path:
     """Run what is not finished yet, then write table.md, table.csv and table.json. Returns the first of them."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: exists and is not a directory; choose another --out.")
     console, began = Console(highlight=False), time.perf_counter()
     grid_cells = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
     jobs = jobs or max(1, (os.cpu_count() or 1) // max(1, load_config(recipe, overrides).runtime.threads))
@@ -163,16 +168,17 @@ def run_grid(
     table = write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
     if grid.curve:
         drawn_from = [cell for cell in grid_cells if grid.points_of(cell.row)]
-        measured = {cell.folder for cell in drawn_from if not (cell.folder / "checkpoints").is_dir()}
+        trained = [folder for folder in runs if (folder / "checkpoints").is_dir()]
+        measured = dict.fromkeys(cell.folder for cell in drawn_from if cell.folder in trained)
         run_beside(
-            {
-                f"{folder.name} curve": ["probe", str(folder), "--curve"]
-                for folder in dict.fromkeys(cell.folder for cell in drawn_from)
-                if folder not in measured or not (folder / CURVE).is_file()
-            },
+            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in measured},
             jobs=jobs,
             console=console,
         )
+        if lost := [cell for cell in drawn_from if not (cell.folder / CURVE).is_file()]:
+            names = ", ".join(sorted({cell.folder.name for cell in lost}))
+            console.print(f"no curve of {names}: the checkpoints are gone", markup=False)
+            drawn_from = [cell for cell in drawn_from if cell not in lost]
         drawn = draw_curves(grid, drawn_from, out)
         console.print(f"wrote {out / 'curves.csv'}{''.join(f', {path.name}' for path in drawn)}", markup=False)
     return table
@@ -210,7 +216,7 @@ def _kept_for_curve(config: Config, points: int) -> tuple[str, ...]:
 
 def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> list[Path]:
     """curves.svg and .png, a line a row over all seeds, and curves.csv with every point."""
-    found = {cell: curve_of(json.loads((cell.folder / CURVE).read_text(encoding="utf-8"))) for cell in cells_}
+    found = {cell: curve_of(read_json(cell.folder / CURVE)) for cell in cells_}
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(["row", "seed", "iteration", "step", "cpu_minutes", "score"])
@@ -248,7 +254,7 @@ def cpu_minutes(out: Path, cells_: Iterable[Cell]) -> float:
 
 def _keep_finetuned(cell: Cell) -> None:
     """finetune.json is of the settings last asked for; a table needs those of every row."""
-    found = json.loads((cell.folder / "finetune.json").read_text(encoding="utf-8"))
+    found = read_json(cell.folder / "finetune.json")
     write_json(_finetuned_file(cell), found)
 
 
@@ -259,7 +265,7 @@ def is_measured(cell: Cell, grid: Grid) -> bool:
 
 
 def _last_evaluation(path: Path, cell: Cell, grid: Grid) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     said = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
     last = said[-1] if said else grid.iterations
     return next((entry for entry in found["evaluations"] if entry["iteration"] == last), {})
@@ -331,9 +337,16 @@ def write_tables(
     (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
     cost = {"cpu_minutes": cpu, "wall_minutes_since_last_start": minutes}
     write_json(out / "table.json", {"title": grid.title, "command": command, "seeds": seeds, **cost, "rows": lines})
-    screen = Table(*heads, title=grid.title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    screen = Table(
+        *map(escape, heads),
+        title=escape(grid.title),
+        title_justify="left",
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+    )
     for row in rows:
-        screen.add_row(*row)
+        screen.add_row(*map(escape, row))
     console = Console(highlight=False)
     console.print(screen)
     console.print(f"wrote {out / 'table.md'}, table.csv and table.json", markup=False, soft_wrap=True)

@@ -111,8 +111,9 @@ def finetune(
     run = here(run)
     if (run / "config.yaml").is_file():
         make_precision_safe(read_config(run / "config.yaml", overrides or []).runtime.precision)
-    from bridle.evaluate.finetune import finetune_run, read_json
+    from bridle.evaluate.finetune import finetune_run
     from bridle.report.finetuned import finetune_table
+    from bridle.train.checkpoint import read_json
 
     command = f"bridle {shlex.join(sys.argv[1:])}"
     path = finetune_run(run, overrides or [], iteration=iteration, command=command)

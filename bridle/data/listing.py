@@ -27,6 +27,10 @@ __all__ = ["DataListing", "Listing", "find_data", "tell_layout"]
 
 ESC50 = Path("meta") / "esc50.csv"
 ENDS_IN_CLASS = re.compile(r"(.+?)\s*[,\s]\s*(\d+)")  # a path and a class number
+HEADER_WORDS = {
+    *("path", "file", "filename", "file_name", "filepath", "name", "image", "video", "clip", "audio"),
+    *("label", "labels", "class", "category", "target", "id", "split", "fold", "youtube_id", "time_start", "time_end"),
+}
 FOLDED = ("esc50",)  # layouts that have folds; manifests may
 
 
@@ -93,28 +97,47 @@ def parse_lists(root: Path, splits: Sequence[str], extensions: Sequence[str], fo
     """Read every line; columns go to `folder`, or stay in memory."""
     table = Table(root=root, file=root / "train.csv", numbering=read_label_file(root), folder=folder)
     for split in splits:
-        for name, label, where in list_rows(root / f"{split}.csv", extensions):
+        file, empty = root / f"{split}.csv", True
+        for name, label, where in list_rows(file, extensions):
             table.add(name, labels=None if label is None else [label], split=split, where=where)
+            empty = False
+        if empty:
+            raise DataError(f"{quoted(file)} lists no files; fill it or remove it.")
     return table.finish()
 
 
 def list_rows(file: Path, extensions: Sequence[str]) -> Iterator[tuple[str, str | None, Line]]:
     """Path, class (None where the line is only a path) and place of each line."""
     endings = tuple(extension.lower() for extension in extensions)
+    # A comma behind a known ending is the one that parts path and class, whatever else the two hold.
+    known = re.compile(rf"(.+?(?:{'|'.join(map(re.escape, endings))}))[\"']?\s*,\s*(.+)", re.IGNORECASE)
     for number, line in enumerate(map(str.strip, text_lines(file)), start=1):
-        if not line or line.startswith("#") or (number == 1 and re.fullmatch(r"path[,\s]+(label|class)", line.lower())):
+        if not line or line.startswith("#") or (number == 1 and _is_header(line, file)):
             continue
         where = Line(file, number)
         if line.strip("\"'").lower().endswith(endings):
             yield line.strip("\"'"), None, where
             continue
-        if numbered := ENDS_IN_CLASS.fullmatch(line):
-            name, label = numbered.groups()
+        if parted := known.fullmatch(line) or ENDS_IN_CLASS.fullmatch(line):
+            name, label = parted.groups()
         else:
             name, _, label = line.rpartition("," if "," in line else " ")
         if not name:
             raise DataError(f"{where} is {quoted(line)}; expected a path and its class, or only a path.")
         yield name.strip(" ,\"'"), label.strip(" \"'"), where
+
+
+def _is_header(line: str, file: Path) -> bool:
+    """Whether a first line names columns. More than two are not a list but a manifest."""
+    words = re.split(r"[,\s]+", line.lower().replace('"', ""))
+    if not set(words) <= HEADER_WORDS or len(words) < 2:
+        return False
+    if len(words) > 2:
+        raise DataError(
+            f"{quoted(file)} begins with the columns {quoted(line)}; a list has a path and its class in each line. "
+            "Give a table with columns path, label and split as data.manifest=FILE."
+        )
+    return True
 
 
 def find_esc50(root: Path, *, extensions: Sequence[str], test_fold: int | None) -> DataListing:

@@ -237,7 +237,10 @@ def text_lines(file: Path) -> Iterator[str]:
     """Lines of a text file; bytes that are not UTF-8 are kept as file names keep them."""
     try:
         with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
-            yield from lines
+            for number, line in enumerate(lines, start=1):
+                if number == 1 and "\0" in line:
+                    raise DataError(f"{quoted(file)} is not UTF-8 text (UTF-16?); save it as UTF-8.")
+                yield line
     except OSError as error:
         raise DataError(f"{quoted(file)} cannot be read: {error.strerror}.") from error
 

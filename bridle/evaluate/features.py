@@ -183,7 +183,7 @@ def split_features(features: Features, *, seed: int, test_share: float = 0.2) ->
     if not test.any():
         raise DataError(
             f"cannot hold back a test split: none of the {len(np.unique(features.y, axis=0))} classes has two items; "
-            "add labelled items or give a test split."
+            "add labelled items, give a test split, or raise probe.items if it is set."
         )
     return features.part(~test), features.part(test)
 

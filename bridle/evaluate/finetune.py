@@ -29,7 +29,7 @@ from bridle.data.loader import require_even_shares
 from bridle.data.mixing import mixed
 from bridle.data.part import part_of
 from bridle.data.sources import Labels, Source, Splits
-from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
+from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.cache import splits_digest
 from bridle.evaluate.features import stratified
 from bridle.evaluate.items import choose_items
@@ -38,7 +38,7 @@ from bridle.evaluate.transfer import Part, summarise
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
 from bridle.seeding import generator, mix
-from bridle.train.checkpoint import is_exported, write_json
+from bridle.train.checkpoint import is_exported, read_json, write_json
 from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.finetune import Loss, Tuned, finetune
 from bridle.train.interleave import finished_phases, restore_nets
@@ -303,7 +303,13 @@ def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
         of = [splits.folds[i] for i in kept]
         if len(set(of)) < 2:
             raise DataError(f"the data has only fold {of[0]}; cross-validation needs at least two.")
-        return [_unit(splits.train, kept, np.array(of) == fold, f"{FOLD}{fold}") for fold in sorted(set(of))]
+        units = [_unit(splits.train, kept, np.array(of) == fold, f"{FOLD}{fold}") for fold in sorted(set(of))]
+        for unit in units:
+            if len({one for label in labels_of(unit.train) for one in label_set(label)}) < 2:
+                raise DataError(
+                    f"{unit.name}: fine-tuning needs at least two classes, but the items outside this fold have one."
+                )
+        return units
     labels = labels_of(splits.train)
     truth = true_labels([labels[i] for i in kept], task.classes, several=task.several)
     held = stratified(truth, TEST_SHARE, generator(config.seed, "probe split"))  # the same that a probe holds back
@@ -346,13 +352,6 @@ def gather_results(folder: Path, config: Config) -> Path:
     for path in sorted((folder / "finetune").glob(f"*-{protocol_digits(config)}/result.json")):
         results.add(read_json(path))
     return results.path
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); delete it and run the same command again.") from error
 
 
 def _require_finetune_keys(trained: Config, wanted: Config) -> None:

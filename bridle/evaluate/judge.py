@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +86,7 @@ class Judge:
         cache: FeatureCache | None = None,
     ) -> None:
         self.strict, self.classifier, self.cache = strict, classifier, cache
+        self.warned = False
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
         self.splits = splits
         self.everything = splits.train  # codebook health is about the whole set, however few items are probed
@@ -216,7 +218,17 @@ class Judge:
         """The main scores, and beside them those with few labels, or of retrieval."""
         train = collect(self.train)
         test = None if self.test is None else collect(self.test)
+        self.warn_of_one_class(train, test)
         return solved_once(lambda: self.solve(train, test, method))
+
+    def warn_of_one_class(self, train: Features, test: Features | None) -> None:
+        """Say once if the items that are scored are all of one class."""
+        if self.warned or train.several or self.folds is not None or self.config.probe.on == "folds":
+            return
+        scored = (split_features(train, seed=self.config.seed)[1] if test is None else test) if len(train.y) else train
+        if len(scored.y) and len(np.unique(scored.y)) == 1:
+            self.warned = True
+            self.progress.note(f"all {len(scored.y)} items that are scored are of one class: the scores say nothing.")
 
     def solve(self, train: Features, test: Features | None, method: Method) -> Result:
         """On rank 0, which has the features of all."""

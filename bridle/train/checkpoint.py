@@ -212,6 +212,14 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file that a command has written."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); delete it and run the same command again.") from error
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON so that a reader sees the old content or the new, never half of it."""
     try:

@@ -11,7 +11,7 @@ from torch import nn
 from bridle import distributed, failpoints
 from bridle.config import Config
 from bridle.data.loader import require_even_shares
-from bridle.errors import CheckpointError
+from bridle.errors import CheckpointError, UsageError
 from bridle.models.build import (
     Nets,
     build_decoder,
@@ -115,9 +115,18 @@ def encoder_checkpoints(folder: Path) -> list[Path]:
     return [path for path in checkpoint_folders(folder / "checkpoints") if "-tokenizer-" not in path.name]
 
 
-def last_checkpoint(run: Run[Networks]) -> Loaded | None:
-    """Where the run left off, or None at its beginning; the log is cut back to the same place."""
+def last_checkpoint(run: Run[Networks], *, measured: bool = False) -> Loaded | None:
+    """Where the run left off, or None at its beginning; the log is cut back to the same place.
+
+    A run that was `measured` before and has no checkpoint does not begin again: its scores would be taken for the new
+    weights'.
+    """
     loaded = latest_for_all(run)
+    if loaded is None and measured:
+        raise UsageError(
+            f"{run.folder}: results.json has scores, but there is no checkpoint to go on from; choose another --out, "
+            "or delete the folder to train again."
+        )
     if loaded is None:
         rewind(run, phase_index=-1, step=0)
         return None
@@ -161,7 +170,7 @@ def rewind(run: Run[Networks], *, phase_index: int, step: int) -> None:
 def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> None:
     """Run every phase that is not done yet, and the evaluation after each encoder phase."""
     turns = schedule(run.config)
-    loaded, first = last_checkpoint(run), 0
+    loaded, first = last_checkpoint(run, measured=bool(results.value["evaluations"])), 0
     if loaded is not None:
         first = int(loaded.state["phase_index"])
         if turns[first : first + 1] != [Turn(loaded.state["iteration"], loaded.state["phase"])]:

@@ -244,6 +244,13 @@ def test_scores_are_means_over_the_views(run: Path, monkeypatch: pytest.MonkeyPa
     assert load_file(place / "scores.safetensors")["scores"].shape == (8, 3)
 
 
+def test_a_fold_outside_of_which_one_class_is_left_is_refused_before_training(small: Small) -> None:
+    source = TensorSource(x=torch.zeros(8, 1, 1), labels=[0] * 4 + [1] * 4, classes=["a", "b"])
+    splits, config = Splits(source, None, folds=[1] * 4 + [2] * 4), small()
+    with pytest.raises(DataError, match="fold1: fine-tuning needs at least two classes"):
+        find_units(splits, config, command.find_task(splits, config))
+
+
 def test_without_a_test_split_a_fifth_of_each_class_is_held_back(small: Small) -> None:
     labels = [0] * 50 + [1] * 10
     source = TensorSource(x=torch.arange(60.0).reshape(60, 1, 1), labels=labels, classes=["a", "b"])

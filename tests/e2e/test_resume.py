@@ -184,6 +184,16 @@ def test_without_any_checkpoint_the_log_begins_anew(small: Small, tmp_path: Path
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3, 4]
 
 
+def test_scores_without_the_weights_they_are_of_are_not_trained_over(small: Small, tmp_path: Path) -> None:
+    config = small("schedule.iterations=1")
+    api.pretrain(config, out=tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    kept = (tmp_path / "results.json").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(UsageError, match="no checkpoint to go on from"):
+        api.pretrain(config, out=tmp_path)
+    assert ((tmp_path / "results.json").read_bytes(), (tmp_path / "metrics.jsonl").read_bytes()) == kept
+
+
 def test_what_changed_since_the_checkpoint_is_named(
     small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

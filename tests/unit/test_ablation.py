@@ -27,7 +27,7 @@ from bridle.ablation import (
     write_tables,
 )
 from bridle.config import load_config
-from bridle.errors import BridleError, ConfigError, Interrupted, UsageError
+from bridle.errors import BridleError, CheckpointError, ConfigError, Interrupted, UsageError
 from bridle.evaluate.paired import make_hits
 from bridle.processes import finish, run_beside, start
 
@@ -137,6 +137,42 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     assert f"| other | 56.5 ±2.1 | +5.5 ±{100 * half:.1f} | 0.0 |" in text
     assert (tmp_path / "table.csv").read_text().splitlines()[0] == "row,probe %,probe change,CPU min"
     assert json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]["pairs"] == 2
+
+
+def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = grid(**{"[rq] two": (), "one [/vq]": ("quantizer=vq",)})._replace(title="[b] or [/c]")
+    scores = {cell: {"probe": Score([0.5])} for cell in cells("digits-tiny", [], rows, seeds=[0], out=tmp_path)}
+    write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=0.0)
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("[rq] two", "one [/vq]", "[b] or [/c]"))
+
+
+def test_files_that_are_not_what_they_should_be_are_told(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes(b"title: caf\xe9\nrows: {a: [], b: []}")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_grid(str(tmp_path / "latin.yaml"))
+    (tmp_path / "results.json").write_text('{"evaluations": [')
+    with pytest.raises(CheckpointError, match="delete it"):
+        ablation.is_measured(Cell("a", 0, tmp_path, (), ()), grid(a=(), b=()))
+    with pytest.raises(UsageError, match="not a directory"):
+        ablation.run_grid("digits-tiny", [], grid(a=(), b=()), seeds=[0], out=tmp_path / "results.json")
+
+
+def test_a_curve_whose_checkpoints_are_gone_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = grid(a=(), b=("quantizer=vq",))._replace(curve=2)
+    gone, kept = cells("digits-tiny", [], rows, seeds=[0], out=tmp_path)
+    for cell in (gone, kept):
+        cell.folder.mkdir(parents=True)
+        probe = {"accuracy": 0.5, "mean_average_precision": 0.5}
+        (cell.folder / "results.json").write_text(json.dumps({"evaluations": [{"iteration": 1, "probe": probe}]}))
+    point = {"iteration": 1, "step": 5, "cpu_seconds": 60.0, "probe": {"accuracy": 0.5, "mean_average_precision": 0.5}}
+    (kept.folder / "curve.json").write_text(json.dumps({"evaluations": [point], "baselines": {}}))
+    monkeypatch.setattr(ablation, "run_beside", lambda commands, **given: None if not commands else pytest.fail("ran"))
+    ablation.run_grid("digits-tiny", [], rows, seeds=[0], out=tmp_path)
+    assert f"no curve of {gone.folder.name}" in capsys.readouterr().out.replace("\n", " ")
+    assert (tmp_path / "curves.csv").read_text().splitlines()[1].startswith("b,0,1,5,")
 
 
 def test_under_one_seed_rows_are_compared_by_their_items(tmp_path: Path) -> None:

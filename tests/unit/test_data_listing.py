@@ -100,7 +100,29 @@ def test_a_test_class_without_training_files_is_refused(tmp_path: Path) -> None:
 
 def test_an_empty_list_is_refused(tmp_path: Path) -> None:
     write(tmp_path, train__csv="\n")
-    with pytest.raises(DataError, match="lists no files to train on"):
+    with pytest.raises(DataError, match=r"train.csv' lists no files"):
+        find(tmp_path)
+    write(tmp_path, train__csv="a.mp4 0\nb.mp4 1\n", val__csv="")
+    with pytest.raises(DataError, match=r"val.csv' lists no files"):
+        find(tmp_path)
+
+
+def test_a_comma_behind_a_known_ending_parts_path_and_class(tmp_path: Path) -> None:
+    write(tmp_path, train__csv='my clips/x 0.mp4,Formula 1\n"y, 0.MP4","cat, big"\nz.mp4 , 7\n')
+    found = find(tmp_path)
+    assert found.classes is not None and found.train.labels is not None
+    assert names(found, tmp_path) == ["my clips/x 0.mp4", "y, 0.MP4", "z.mp4"]
+    assert [found.classes[label] for label in found.train.labels] == ["Formula 1", "cat, big", "7"]
+
+
+def test_headers_are_skipped_and_tables_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, train__csv="filename,label\na.mp4,0\nb.mp4,1\n")
+    assert find(tmp_path).classes == ("0", "1")
+    write(tmp_path, train__csv="label,youtube_id,time_start,time_end,split\narchery,abc,0,10,train\n")
+    with pytest.raises(DataError, match=r"data\.manifest=FILE"):
+        find(tmp_path)
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 1\n", encoding="utf-16")
+    with pytest.raises(DataError, match="UTF-8"):
         find(tmp_path)
 
 

@@ -206,6 +206,19 @@ def test_runs_in_one_folder_share_baselines_as_long_as_nothing_they_depend_on_di
     assert measured == ["first", "seed", "probe", "network", "data"]
 
 
+def test_scores_on_a_single_class_are_told_once(
+    judge_of: Callable[..., Judge], capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, labels = pictures(30)
+    test = TensorSource(x=x[:4], labels=[1, 1, 1, 1])
+    judge = judge_of(Splits(TensorSource(x=x, labels=labels), test))
+    for _ in range(2):
+        probe(judge)
+    assert capfd.readouterr().err.count("all 4 items that are scored are of one class") == 1
+    probe(judge_of(Splits(TensorSource(x=x, labels=labels), TensorSource(x=x[:4], labels=labels[:4]))))
+    assert "of one class" not in capfd.readouterr().err
+
+
 def test_fewer_items_keep_their_folds(judge_of: Callable[..., Judge]) -> None:
     x, labels = pictures(60)
     folds = [1 + (i >= 30) for i in range(60)]
