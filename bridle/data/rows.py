@@ -185,6 +185,13 @@ class Rows:
         return Listing(paths, labels, Spans(self.starts.finish(), self.stops.finish()) if self.spanned else None)
 
 
+def _shared(train: Listing, test: Listing | None) -> int:
+    """Whole files that are in both."""
+    if test is None or train.spans is not None or test.spans is not None:
+        return 0
+    return len(set(train.paths) & set(test.paths))
+
+
 class Table:
     """Collects the rows of a list; `finish` makes the data set of them."""
 
@@ -200,6 +207,7 @@ class Table:
     ) -> None:
         self.file, self.numbering, self.several, self.test_fold = file, numbering, several, test_fold
         self.splits = {name: Rows(root, split=name, folder=folder) for name in ("train", "test", "val")}
+        self.in_memory = folder is None
         self.held_out = 0  # rows that say themselves that they are not for training
 
     def add(
@@ -238,13 +246,13 @@ class Table:
         if classes is not None and test is not None:
             self._check_classes(train, test, list(self.numbering.numbers), said)
         folds = train.folds.finish() if self.test_fold is None and train.folded else None
-        return DataListing(
-            train=train.listing(final, several=self.several),
-            test=None if test is None else test.listing(final, several=self.several),
-            classes=classes,
-            folds=folds,
-            notes=tuple(said),
-        )
+        to_train = train.listing(final, several=self.several)
+        to_test = None if test is None else test.listing(final, several=self.several)
+        if self.in_memory and (shared := _shared(to_train, to_test)):
+            said.append(
+                f"{shared} of the test files of {quoted(self.file)} are also for training: scores are too good."
+            )
+        return DataListing(to_train, to_test, classes, folds, notes=tuple(said))
 
     def _held_out(self, notes: list[str]) -> Rows | None:
         test, val = self.splits["test"], self.splits["val"]

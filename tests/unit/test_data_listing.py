@@ -115,6 +115,13 @@ def test_a_comma_behind_a_known_ending_parts_path_and_class(tmp_path: Path) -> N
     assert [found.classes[label] for label in found.train.labels] == ["Formula 1", "cat, big", "7"]
 
 
+def test_files_that_are_in_both_splits_are_told(tmp_path: Path) -> None:
+    write(tmp_path, train__csv="a.mp4 0\nb.mp4 1\n", val__csv="b.mp4 1\nc.mp4 0\n")
+    assert find(tmp_path).notes[0].startswith("1 of the test files")
+    write(tmp_path, val__csv="c.mp4 0\n")
+    assert not find(tmp_path).notes
+
+
 def test_headers_are_skipped_and_tables_are_refused(tmp_path: Path) -> None:
     write(tmp_path, train__csv="filename,label\na.mp4,0\nb.mp4,1\n")
     assert find(tmp_path).classes == ("0", "1")
