@@ -168,19 +168,17 @@ def run_grid(
     table = write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
     if grid.curve:
         drawn_from = [cell for cell in grid_cells if grid.points_of(cell.row)]
-        trained = [folder for folder in runs if (folder / "checkpoints").is_dir()]
-        measured = dict.fromkeys(cell.folder for cell in drawn_from if cell.folder in trained)
+        probed = [cell.folder for cell in drawn_from if (cell.folder / "checkpoints").is_dir()]
         run_beside(
-            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in measured},
-            jobs=jobs,
-            console=console,
+            {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in probed}, jobs=jobs, console=console
         )
         if lost := [cell for cell in drawn_from if not (cell.folder / CURVE).is_file()]:
             names = ", ".join(sorted({cell.folder.name for cell in lost}))
             console.print(f"no curve of {names}: the checkpoints are gone", markup=False)
             drawn_from = [cell for cell in drawn_from if cell not in lost]
-        drawn = draw_curves(grid, drawn_from, out)
-        console.print(f"wrote {out / 'curves.csv'}{''.join(f', {path.name}' for path in drawn)}", markup=False)
+        if drawn_from:
+            drawn = draw_curves(grid, drawn_from, out)
+            console.print(f"wrote {out / 'curves.csv'}{''.join(f', {path.name}' for path in drawn)}", markup=False)
     return table
 
 
@@ -337,14 +335,8 @@ def write_tables(
     (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
     cost = {"cpu_minutes": cpu, "wall_minutes_since_last_start": minutes}
     write_json(out / "table.json", {"title": grid.title, "command": command, "seeds": seeds, **cost, "rows": lines})
-    screen = Table(
-        *map(escape, heads),
-        title=escape(grid.title),
-        title_justify="left",
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-    )
+    title = escape(grid.title)
+    screen = Table(*heads, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
         screen.add_row(*map(escape, row))
     console = Console(highlight=False)

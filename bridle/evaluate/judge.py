@@ -86,7 +86,7 @@ class Judge:
         cache: FeatureCache | None = None,
     ) -> None:
         self.strict, self.classifier, self.cache = strict, classifier, cache
-        self.warned = False
+        self.warned = False  # of scores that say nothing
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
         self.splits = splits
         self.everything = splits.train  # codebook health is about the whole set, however few items are probed
@@ -218,17 +218,7 @@ class Judge:
         """The main scores, and beside them those with few labels, or of retrieval."""
         train = collect(self.train)
         test = None if self.test is None else collect(self.test)
-        self.warn_of_one_class(train, test)
         return solved_once(lambda: self.solve(train, test, method))
-
-    def warn_of_one_class(self, train: Features, test: Features | None) -> None:
-        """Say once if the items that are scored are all of one class."""
-        if self.warned or train.several or self.folds is not None or self.config.probe.on == "folds":
-            return
-        scored = (split_features(train, seed=self.config.seed)[1] if test is None else test) if len(train.y) else train
-        if len(scored.y) and len(np.unique(scored.y)) == 1:
-            self.warned = True
-            self.progress.note(f"all {len(scored.y)} items that are scored are of one class: the scores say nothing.")
 
     def solve(self, train: Features, test: Features | None, method: Method) -> Result:
         """On rank 0, which has the features of all."""
@@ -256,6 +246,9 @@ class Judge:
             return partial(fold_pairs, items, stratified_folds(items.y, FOLDS, seed=seed), seed=seed)
         if test is None:
             train, test = split_features(train, seed=seed)
+        if not (self.warned or test.several) and len(np.unique(test.y)) == 1:
+            self.warned = True
+            self.progress.note(f"all {len(test.y)} items that are scored are of one class: the scores say nothing.")
         return partial(split_pairs, train, test, seed=seed)
 
     def kept(self, collect: Collect, what: Mapping[str, Any]) -> Collect:
