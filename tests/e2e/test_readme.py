@@ -32,10 +32,8 @@ def commands() -> list[str]:
     return [line for line in lines if line]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `photos` (classes) and `cifar10` (train/ and test/) as the README assumes them."""
-    root = tmp_path_factory.mktemp("readme")
+def make_pictures(root: Path) -> None:
+    """`photos` (classes) and `cifar10` (train/ and test/) as the README assumes them."""
     random = np.random.default_rng(0)
     for folder, size in (("photos", 80), ("cifar10/train", 32), ("cifar10/test", 32)):
         for name, level in (("dark", 60), ("light", 200)):
@@ -43,7 +41,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for i in range(8):
                 pixels = random.integers(level - 50, level + 50, (size, size + i, 3)).astype(np.uint8)
                 Image.fromarray(pixels).save(root / folder / name / f"{i}.jpg")
-    return root
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:
@@ -53,13 +50,15 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert "test:" in makefile
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("bridle")])
-def test_a_shown_command_runs(command: str, place: Path) -> None:
-    shortened = command + " --max-steps 2" if "cifar10-tiny" in command else command  # 1,200 steps take minutes
-    done = subprocess.run(
-        shortened.split(), cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=400, check=False
-    )
-    assert done.returncode == 0, done.stderr
+def test_the_shown_commands_run_in_their_order(tmp_path: Path) -> None:
+    """One test, because later commands use what earlier ones wrote, and two tests may run on two workers."""
+    make_pictures(tmp_path)
+    for command in (c for c in commands() if c.startswith("bridle")):
+        shortened = command + " --max-steps 2" if "cifar10-tiny" in command else command  # 1,500 steps take minutes
+        done = subprocess.run(
+            shortened.split(), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=400, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
