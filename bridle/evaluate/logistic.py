@@ -205,7 +205,8 @@ def _solve(x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Ten
         W = stretch * v[:-1]
         total, residual = loss(torch.addmm(lift * v[-1], x, W), y)
         residual /= N
-        v.grad = torch.cat([(x.T @ residual + penalty * W) * stretch, (residual.sum(dim=0) * lift)[None]])
+        slope = (residual.T @ x).T  # Xᵀ(p − y), in the order that reads x row by row
+        v.grad = torch.cat([(slope + penalty * W) * stretch, (residual.sum(dim=0) * lift)[None]])
         return float(total / N + 0.5 * penalty * W.square().sum())
 
     optimizer.step(objective)

@@ -315,8 +315,10 @@ def test_few_labels_heads_and_retrieval_work_with_folds_and_several_labels(
 
 def test_large_inputs_go_through_the_network_a_few_at_a_time(judge_of: Callable[..., Judge]) -> None:
     splits = Splits(TensorSource(x=pictures(3)[0]), None)
-    assert judge_of(splits).rows == 256
-    assert judge_of(splits, "geometry.input=[1024, 1024]", "geometry.patch=[64, 64]").rows == 16
+    assert judge_of(splits, "geometry.input=[32, 32]", "geometry.patch=[16, 16]").rows == 256
+    assert judge_of(splits, "geometry.input=[1024, 1024]", "geometry.patch=[128, 128]").rows == 16
+    judge = judge_of(splits, "geometry.input=[32, 32]", "geometry.patch=[1, 1]")
+    assert judge.rows == 4  # 1,024 tokens each
 
 
 # the commands
