@@ -124,8 +124,15 @@ class DistinctCounter:
 
     def merge(self, hashes: Tensor) -> None:
         """Count rows by their hashes, for example those another counter has kept."""
-        merged = torch.cat([self.smallest.to(hashes.device), torch.unique(hashes)])
-        self.smallest = torch.unique(merged)[: self.limit].clone()
+        known, fresh = self.smallest.to(hashes.device), torch.unique(hashes)
+        if len(known) == self.limit:
+            fresh = fresh[fresh < known[-1]]
+        if len(known):
+            near = torch.searchsorted(known, fresh).clamp_max(len(known) - 1)
+            fresh = fresh[known[near] != fresh]
+        # Most batches bring little that is new, and what is known is not sorted again for it.
+        if len(fresh):
+            self.smallest = torch.cat([known, fresh]).sort().values[: self.limit].clone()
 
 
 def tuple_hash(rows: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def test_the_shown_commands_run_in_their_order(tmp_path: Path) -> None:
     """One test, because later commands use what earlier ones wrote, and two tests may run on two workers."""
     make_pictures(tmp_path)
     for command in (c for c in commands() if c.startswith("bridle")):
-        shortened = command + " --max-steps 2" if "cifar10-tiny" in command else command  # 1,500 steps take minutes
+        shortened = command + " --max-steps 2" if "cifar10-tiny" in command else command  # the whole run takes minutes
         done = subprocess.run(
             shortened.split(), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=400, check=False
         )

@@ -178,6 +178,17 @@ def test_distinct_tuples_are_exact_up_to_the_limit_and_estimated_beyond() -> Non
     assert len(many.smallest) == 2**12
 
 
+@pytest.mark.parametrize("limit", [5, 50, 1000])
+@pytest.mark.parametrize("values", [4, 40, 100_000])
+def test_what_is_kept_does_not_depend_on_how_rows_come(limit: int, values: int) -> None:
+    draws = torch.Generator().manual_seed(values)
+    parts = [torch.randint(values, (count, 2), generator=draws) for count in (0, 1, 7, 100, 1000, 3, 500)]
+    counter = DistinctCounter(limit=limit)
+    for part in parts:
+        counter.update(part)
+    assert torch.equal(counter.smallest, tuple_hash(torch.cat(parts)).unique()[:limit])
+
+
 def test_hashes_are_splitmix64_over_the_columns() -> None:
     def mixed(state: int, column: int) -> int:
         whole = 2**64 - 1
