@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -209,7 +210,10 @@ def extracted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return lines
 
 
-def test_a_probe_and_then_neighbours_extract_once(run: Path, extracted: list[str]) -> None:
+def test_a_probe_and_then_neighbours_extract_once(run: Path, tmp_path: Path, extracted: list[str]) -> None:
+    run = Path(
+        shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("cache", "*probe.json", "knn.json"))
+    )
     probe_run(run, [])
     assert len(extracted) == 6  # train and test items of raw features, untrained encoder, encoder
     first = (run / "probe.json").read_text()
