@@ -253,7 +253,8 @@ def _phase(config: Config, turn: Turn, devices: int, device: Device, samples: in
     steps, share = _steps(config, settings, samples, turn), settings.batch // devices
     rows = min(settings.micro_batch or share, share)
     fixed, per_row = costs.kept(turn)
-    operations = _per_sample(config, turn, costs.of(turn, rows=1))
+    once = min(1.0, (samples or 0) / (steps * settings.batch)) or 1.0  # of shown samples, each for the first time
+    operations = _per_sample(config, turn, costs.of(turn, rows=1), stored=once)
     nets = _nets(config, turn)
     trained_modules = _trained(nets, turn)
     trained = sum(_learning(module) for module in trained_modules.values())
@@ -298,14 +299,17 @@ def _steps(config: Config, settings: PhaseConfig, samples: int | None, turn: Tur
     return steps if config.max_steps is None else min(steps, config.max_steps)
 
 
-def _per_sample(config: Config, turn: Turn, costs: StepCosts) -> dict[str, int]:
-    """Operations of one sample by part, on the average over steps: reused codes and rare tokenizer steps count so."""
+def _per_sample(config: Config, turn: Turn, costs: StepCosts, *, stored: float) -> dict[str, int]:
+    """Operations of one sample by part, on the average over steps: reused codes and rare tokenizer steps count so.
+
+    `stored` is the share of shown samples that are tokenized where the data set is tokenized once.
+    """
     every = config.schedule.joint_every
     found = {}
     for name, cost in costs.parts.items():
         share = 1.0
         if turn.name == "encoder" and name in ("tokenizer", "codes"):
-            share = 1 / config.encoder_phase.masks
+            share = 1 / config.encoder_phase.masks if config.encoder_phase.codes == "live" else stored
         if name.startswith("taught "):
             share = 1 / every
         found[name] = round(cost.operations * share)

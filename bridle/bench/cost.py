@@ -99,12 +99,13 @@ def encoder_step(
         features, parts["decoder"] = count(lambda: nets.decoder(z, mask=mask), nets.decoder.parameters())
 
         def judge() -> Tensor:
-            guess = nets.heads(hidden.take(features))
+            codes = torch.zeros(rows, T, config.quantizer.codebooks, dtype=torch.int64)
+            wanted = CodeTargets(codes).at(hidden)
             if nets.own_tokenizer is None:
+                guess = nets.heads(hidden.take(features))
                 target = patch_target(hidden.take(patchify(x, geometry.patch)), kind=config.loss.patches)
                 return patch_loss(guess, target, hidden.counted)
-            codes = torch.zeros(rows, T, config.quantizer.codebooks, dtype=torch.int64)
-            return encoder_loss(guess, CodeTargets(codes).at(hidden), hidden.counted)
+            return encoder_loss(nets.heads(hidden.take(features), wanted.codes), wanted, hidden.counted)
 
         _, parts["heads, loss"] = count(judge, nets.heads.parameters())
     return StepCosts(parts)

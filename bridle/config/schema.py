@@ -82,6 +82,7 @@ class DecoderConfig(TrunkConfig):
 
     kind: Literal["window", "plain"] = "window"
     window: Literal["auto"] | Sizes = "auto"
+    heads_see: Literal["features", "codes"] = "features"  # codes: stage m is told the codes of the stages before it
 
 
 class EstimatorConfig(TrunkConfig):
@@ -144,6 +145,9 @@ class LossConfig(Section):
     cosine_weight: Annotated[float, Field(ge=0.0)] = 1.0  # λ_cos
     cosine: Literal["mean", "ratio"] = "mean"
     centre_teacher: Literal["none", "mean", "position"] = "position"  # what is subtracted from the teacher's features
+    teacher_block: Positive | None = (
+        None  # the encoder's block that teaches, 1 to its depth; None: the last, as the paper
+    )
 
 
 class Config(Section):
@@ -192,6 +196,11 @@ class Config(Section):
         return self
 
     def _check_target(self) -> None:
+        if self.loss.teacher_block is not None and self.loss.teacher_block > self.encoder.depth:
+            raise ValueError(
+                f"loss.teacher_block: {self.loss.teacher_block} of an encoder with {self.encoder.depth} blocks; "
+                f"give 1 to {self.encoder.depth}, or null for the last"
+            )
         weights, M = self.loss.stage_weights, self.quantizer.codebooks
         if weights is not None and (len(weights) != M or sum(weights) == 0):
             raise ValueError(f"loss.stage_weights: {list(weights)}; give {M} weights, one per codebook, not all 0")
@@ -204,6 +213,22 @@ class Config(Section):
                 raise ValueError(
                     "encoder_phase.masks: in joint training codes change with every step and cannot be reused; use 1"
                 )
+        if self.encoder_phase.codes == "stored":
+            self._check_stored()
+
+    def _check_stored(self) -> None:
+        """Codes can be read from disk where a sample has the same ones whenever it is shown."""
+        reason = ""
+        if self.loss.target == "patches":
+            reason = "loss.target=patches has no codes"
+        elif self.schedule.mode == "joint":
+            reason = "in joint training codes change with every step"
+        elif self.augment.enabled:
+            reason = "augmented samples have other codes each time; add augment.enabled=false"
+        elif self.quantizer.soft > 1:
+            reason = "soft codes are not stored; add quantizer.soft=1"
+        if reason:
+            raise ValueError(f"encoder_phase.codes: 'stored' cannot be: {reason}, or use 'live'")
 
     def _check_trunks(self) -> None:
         for name in ("encoder", "decoder", "estimator"):

@@ -60,6 +60,9 @@ class EncoderPhaseConfig(PhaseConfig):
     """The encoder's phase; with `masks` n every batch is tokenized once and stays for n steps with n masks."""
 
     masks: Positive = 1
+    # stored: the whole data set is tokenized once, as the phase begins, and its codes are read from disk; for samples
+    # that are not augmented.
+    codes: Literal["live", "stored"] = "live"
 
 
 class ScheduleConfig(Section):

@@ -119,7 +119,8 @@ def build_heads(config: Config, *, iteration: int) -> CodeHeads | PatchHead:
     if config.loss.target == "patches":
         heads = PatchHead(width=width, patch_features=config.geometry.build().patch_features)
     else:
-        heads = CodeHeads(width=width, sizes=config.quantizer.sizes)
+        see_codes = config.decoder.heads_see == "codes"
+        heads = CodeHeads(width=width, sizes=config.quantizer.sizes, see_codes=see_codes)
     _initialise(heads, config, iteration, "heads")
     return heads
 

@@ -125,7 +125,7 @@ def write_folder(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], stat
         failpoints.hit("checkpoint.half_written")
     _dump(folder / STATE, {"format": FORMAT, **state})
     failpoints.hit("checkpoint.before_manifest")
-    files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir())}
+    files = {path.name: fingerprint(path) for path in sorted(folder.iterdir())}
     _dump(folder / MANIFEST, {"format": FORMAT, "files": files})
     for path in [*folder.iterdir(), folder]:
         _sync(path)
@@ -176,7 +176,7 @@ def find_damage(path: Path, *, sizes_only: bool = False) -> str | None:
                 return f"{path / MANIFEST}: damaged (it names a file outside its folder)."
             if (path / file).stat().st_size != wanted["bytes"]:
                 return f"{path / file}: damaged (its size is not the one in the manifest)."
-            if not sizes_only and _fingerprint(path / file) != wanted:
+            if not sizes_only and fingerprint(path / file) != wanted:
                 return f"{path / file}: damaged (its SHA-256 is not the one in the manifest)."
     except CheckpointError as error:
         return str(error)
@@ -291,7 +291,8 @@ def nearest(path: Path) -> Path:
     return path if path.exists() else nearest(path.parent)
 
 
-def _fingerprint(path: Path) -> dict[str, Any]:
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Length and SHA-256 of a file."""
     with path.open("rb") as file:
         return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 

@@ -62,6 +62,7 @@ class Phase:
     trained: Mapping[str, nn.Module]  # these learn; everything else is frozen
     step: Callable[[Batch, Draws], StepResult]
     start: Callable[[], None] = field(default=lambda: None)  # once, before step 0: codebook start
+    prepare: Callable[[], None] = field(default=lambda: None)  # in every process that runs the phase: what is not saved
     after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
     after_step: Callable[[], None] = field(default=lambda: None)  # whenever the weights have moved
     # With the steps done, the step's batches and when each code was last used.
@@ -208,6 +209,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
 
     if restored is None:
         save()  # a codebook start is not done twice
+    phase.prepare()
     for micro_batches in loader.steps(progress.step, phase.steps):
         update = take_step(run, phase, replicas, progress, optimizer, parameters, micro_batches, ages)
         finished = progress.step == phase.steps

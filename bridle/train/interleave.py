@@ -35,6 +35,7 @@ from bridle.train.checkpoint import load as load_checkpoint
 from bridle.train.engine import Phase, Progress, fit
 from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
+from bridle.train.stored import forget_codes
 
 Evaluate = Callable[[Nets], Mapping[str, Any]]
 
@@ -187,6 +188,7 @@ def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> N
             renew(run, turn)
         if inside is None or not inside.state["finished"]:
             fit(run, build_phase(run, index, turn), inside)
+        forget_codes(run.folder)
         if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
             saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
             with run.stop.leaving_at_once(saved):

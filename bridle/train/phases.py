@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import layer_norm
 
 from bridle import distributed, failpoints
 from bridle.config.schema import PhaseConfig
 from bridle.data.loader import Batch
+from bridle.data.order import Order
 from bridle.models.build import Nets
 from bridle.models.losses import (
     CodeTargets,
@@ -32,10 +34,12 @@ from bridle.seeding import generator
 from bridle.train.engine import Draws, Phase, StepResult, move
 from bridle.train.ranks import share_bad
 from bridle.train.run import Run
+from bridle.train.stored import FOLDER, CodeTable
 
 MOST_START_TOKENS = 131_072
 START_TOKENS_PER_CODE = 64
 NOTHING_YET = "nothing of this phase is done yet; the phase before is saved."
+CODES_ANEW = "training is saved; the codes of the data set are computed anew."
 
 
 def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -46,7 +50,8 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     phase = replace(phase, trained=trained, repeats=settings.masks)
     if run.config.loss.target == "patches":
         return replace(phase, step=lambda batch, draws: predict_patches(run, batch, draws), has_codes=False)
-    kept = KeptTargets(nets, steps=settings.masks)
+    stored = stored_codes(run, phase.key) if settings.codes == "stored" else None
+    kept = KeptTargets(nets, steps=settings.masks, stored=stored)
 
     def start() -> None:
         if iteration == 1:  # later tokenizers were started, and trained, in their own phase
@@ -55,7 +60,8 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     def step(batch: Batch, draws: Draws) -> StepResult:
         return predict_codes(run, batch, draws, kept.of(batch, draws.step))
 
-    return replace(phase, step=step, start=start)
+    prepare = phase.prepare if stored is None else lambda: fill_stored(run, phase.key, settings, stored)
+    return replace(phase, step=step, start=start, prepare=prepare)
 
 
 def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -110,8 +116,8 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets) -> StepResult:
     """One masked-prediction step on a micro-batch; `found` are the codes (B, T, M) of all its tokens."""
     features, hidden = guess_hidden(run, batch, draws)
-    logits = run.nets.heads(features)  # M x (B, H, K_m), at masked positions only
     wanted, weights = found.at(hidden), run.config.loss
+    logits = run.nets.heads(features, wanted.codes)  # M x (B, H, K_m), at masked positions only
     loss = encoder_loss(logits, wanted, hidden.counted, kind=weights.codes, stage_weights=weights.stage_weights)
     if not draws.shown:
         return StepResult(loss, found.codes, {})
@@ -141,11 +147,12 @@ def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hi
 class KeptTargets:
     """The codes of the batches at hand, while they stay for `steps` steps: the frozen tokenizer would say them again.
 
-    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes.
+    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes. Where codes are
+    `stored`, they are taken from there.
     """
 
-    def __init__(self, nets: Nets, *, steps: int) -> None:
-        self.nets, self.steps = nets, steps
+    def __init__(self, nets: Nets, *, steps: int, stored: CodeTable | None = None) -> None:
+        self.nets, self.steps, self.stored = nets, steps, stored
         self.turn = -1
         self.found: dict[int, CodeTargets] = {}  # by the first row of the micro-batch
 
@@ -154,8 +161,33 @@ class KeptTargets:
             self.turn, self.found = step // self.steps, {}
         first = batch.rows.start
         if first not in self.found:
-            self.found[first] = targets(self.nets, batch.x, batch.valid)
+            codes = None if self.stored is None else self.stored.of(batch.index)
+            found = None if codes is None else CodeTargets(codes.to(batch.x.device, non_blocking=True))
+            self.found[first] = found or targets(self.nets, batch.x, batch.valid)
         return self.found[first]
+
+
+def stored_codes(run: Run[Nets], key: str) -> CodeTable:
+    """Where the codes of all samples are kept during a phase, by the tokenizer that gave them."""
+    quantizer, shape = run.config.quantizer, (len(run.source), run.config.geometry.build().tokens)
+    path = run.folder / FOLDER / f"{key}.npy"
+    return CodeTable(path, shape=(*shape, quantizer.codebooks), sizes=quantizer.sizes)
+
+
+@torch.no_grad()
+def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTable) -> None:
+    """Tokenize the whole data set, un-augmented, unless its codes are there (collective)."""
+    order = Order(size=len(run.source), seed=run.config.seed, phase=key)
+
+    def tokenized() -> Iterator[tuple[Tensor, Tensor]]:
+        run.progress.note(f"{key}: tokenizing all {len(run.source):,} samples once (encoder_phase.codes=stored)")
+        for batch in first_batches(run, key, settings, samples=len(run.source), saved=CODES_ANEW):
+            codes = targets(run.nets, batch.x, batch.valid).codes.cpu()
+            drawn = torch.from_numpy(order.at(range(batch.rows.start, batch.rows.stop)))
+            sound = batch.index == drawn  # what stands in for a bad sample has a row, and a turn, of its own
+            yield drawn[sound], codes[sound]
+
+    table.open(tokenized, made_from=run.nets.tokenizer.state_dict(), tell=run.progress.note)
 
 
 def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
@@ -165,7 +197,7 @@ def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
     assert nets.estimator is not None
     z_tilde = nets.tokenizer.encode(x, valid=batch.valid)  # (B, T, Dq)
     found = nets.tokenizer.quantizer(z_tilde, valid=batch.valid)  # q (B, T, Dq), codes (B, T, M)
-    z = teach(nets, x, batch.valid)  # (B, T, D), no gradient
+    z = teach(run, x, batch.valid)  # (B, T, D), no gradient
     z_hat = nets.estimator(found.straight_through, valid=batch.valid)  # (B, T, D)
     cosine = cosine_loss(z_hat, nets.estimator.target(z), valid=batch.valid, kind=weights.cosine)
     pull = codebook_loss(found, commitment_weight=weights.commitment_weight, commitment=weights.commitment)
@@ -191,10 +223,17 @@ def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> CodeTargets:
 
 
 @torch.no_grad()
-def teach(nets: Nets, x: Tensor, valid: Tensor | None) -> Tensor:
-    """The encoder's features of the unmasked input: patch tokens after the final norm."""
-    z: Tensor = nets.encoder(x, valid=valid).z
-    return z
+def teach(run: Run[Nets], x: Tensor, valid: Tensor | None) -> Tensor:
+    """The encoder's features of the unmasked input: patch tokens after the final norm, or of an earlier block.
+
+    An earlier block's are normalised without weights: the final norm was learned for the last block.
+    """
+    encoder, block = run.nets.encoder, run.config.loss.teacher_block
+    if block is None or block == encoder.depth:
+        z: Tensor = encoder(x, valid=valid).z
+        return z
+    (found,) = encoder.layers(x, wanted=[block], valid=valid)
+    return layer_norm(found.z.float(), found.z.shape[-1:])
 
 
 def hidden_positions(mask: Mask) -> Hidden:
@@ -264,7 +303,7 @@ def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     total = torch.zeros_like(run.nets.estimator.teacher_mean, dtype=torch.float64)  # (T, D)
     count = torch.zeros_like(total[:, :1])
     for batch in first_batches(run, key, settings):
-        z = teach(run.nets, batch.x, batch.valid).double()  # (B, T, D)
+        z = teach(run, batch.x, batch.valid).double()  # (B, T, D)
         weight = torch.ones_like(z[..., :1]) if batch.valid is None else batch.valid[..., None].double()
         total += (z * weight).sum(0)
         count += weight.sum(0)
@@ -284,19 +323,22 @@ def start_tokens(run: Run[Nets], settings: PhaseConfig) -> int:
     return min(wanted, MOST_START_TOKENS, len(run.source) * T)
 
 
-def first_batches(run: Run[Nets], key: str, settings: PhaseConfig) -> Iterator[Batch]:
+def first_batches(
+    run: Run[Nets], key: str, settings: PhaseConfig, *, samples: int | None = None, saved: str = NOTHING_YET
+) -> Iterator[Batch]:
     """The first un-augmented samples of the phase's order in fixed-size micro-batches; leaves when asked to stop.
 
+    As many as a codebook start takes, or `samples`.
     Collective: ranks get whole micro-batches, some one more than others, but all make the same number of rounds.
     """
-    T = run.config.geometry.build().tokens
-    samples = -(-start_tokens(run, settings) // T)
+    if samples is None:
+        samples = -(-start_tokens(run, settings) // run.config.geometry.build().tokens)
     rows = min(64, samples)
     loader = run.loader(phase=key, batch=settings.batch, micro_batch=settings.micro_batch)
     mine = loader.first(samples, rows=rows)
     for _ in range(-(-samples // (rows * distributed.world_size()))):
         batch = next(mine, None)
-        run.leave(NOTHING_YET)
+        run.leave(saved)
         run.quarantine(share_bad(() if batch is None else batch.bad), phase=key)
         if batch is not None:
             yield move(batch, run.machine.device)

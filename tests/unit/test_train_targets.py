@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +18,17 @@ import bridle
 from bridle import api
 from bridle.ablation import cells, read_grid
 from bridle.config import Config, load_config
+from bridle.data.build import open_data
 from bridle.data.loader import Loader
 from bridle.data.memory import TensorSource
-from bridle.errors import Interrupted, UsageError
+from bridle.errors import CheckpointError, Interrupted, UsageError
 from bridle.evaluate.examine import examine_run
+from bridle.models.build import build_nets
 from bridle.models.tokenizer import ColdStartTokenizer, VitTokenizer
 from bridle.train.interleave import schedule
 from bridle.train.log import read_rows
+from bridle.train.phases import teach
+from bridle.train.stored import CodeTable
 
 Small = Callable[..., Config]
 
@@ -136,6 +141,103 @@ def test_reused_codes_resume_bit_for_bit_in_the_middle_of_a_turn(
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
+STORED = ("encoder_phase.codes=stored", "augment.enabled=false", "probe.enabled=false")
+
+
+def test_stored_codes_are_those_of_the_live_tokenizer_and_resume_bit_for_bit(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    encode = VitTokenizer.encode
+
+    def counted(self: Any, x: Any, *, valid: Any = None) -> Any:
+        nonlocal calls
+        calls += 1
+        return encode(self, x, valid=valid)
+
+    config = small(*STORED, steps=5)
+    live = config.model_copy(update={"encoder_phase": config.encoder_phase.model_copy(update={"codes": "live"})})
+    api.pretrain(live, out=tmp_path / "live")
+    monkeypatch.setattr(VitTokenizer, "encode", counted)
+    api.pretrain(config, out=tmp_path / "whole")
+    samples = len(open_data(config).train)
+    assert calls == 1 + 5 + -(-samples // 64)  # start, its own phase, then once for every 64 samples and no more
+    assert_same(tmp_path / "live", tmp_path / "whole")
+    interrupted_run(config, tmp_path / "parts", (2, "encoder", 4))
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    assert not (tmp_path / "whole" / "codes").exists()  # the phase is over
+
+
+def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp_path: Path) -> None:
+    made: list[int] = []
+    told: list[str] = []
+    codes = torch.randint(0, 9, (4, 2, 3), generator=torch.Generator().manual_seed(0))
+
+    def tokenized() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        made.append(1)
+        yield torch.tensor([2, 0]), codes[[2, 0]]
+        yield torch.tensor([3]), codes[[3]]  # sample 1 could not be read
+
+    def opened(weight: float) -> CodeTable:
+        table = CodeTable(tmp_path / "codes" / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
+        table.open(tokenized, made_from={"w": torch.tensor([weight])}, tell=told.append)
+        return table
+
+    found = opened(1.0).of(torch.tensor([3, 0, 2]))
+    assert found is not None
+    assert torch.equal(found, codes[[3, 0, 2]])
+    assert opened(1.0).of(torch.tensor([0, 1])) is None
+    assert (len(made), told) == (1, [])
+    opened(2.0)
+    assert len(made) == 2
+    file = tmp_path / "codes" / "t.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    found = opened(2.0).of(torch.tensor([3]))
+    assert found is not None
+    assert torch.equal(found, codes[[3]])
+    assert len(made) == 3
+    assert len(told) == 2
+    assert all("computed again" in line for line in told)
+
+
+def test_a_full_disk_is_told_before_the_codes_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+    table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
+    with pytest.raises(CheckpointError, match=r"stored codes .*: needed 48 bytes, free 10 bytes"):
+        table.open(lambda: iter(()), made_from={}, tell=print)
+    assert not list(tmp_path.glob("*.npy"))
+
+
+def test_heads_that_see_codes_train_and_resume(small: Small, tmp_path: Path) -> None:
+    config = small("decoder.heads_see=codes", "probe.enabled=false", steps=3)
+    api.pretrain(config, out=tmp_path / "whole")
+    told = [value for name, value in last_state(tmp_path / "whole").items() if name.startswith("heads.told")]
+    assert len(told) == config.quantizer.codebooks - 1
+    assert all(value.any() for value in told)  # zero at first, they have learned
+    interrupted_run(config, tmp_path / "parts", (2, "encoder", 2))
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_an_earlier_block_can_teach(small: Small, tmp_path: Path) -> None:
+    config = small("loss.teacher_block=1", "probe.enabled=false", steps=2)
+    assert config.encoder.depth > 1
+    nets, random = build_nets(config), torch.Generator().manual_seed(0)
+    x = torch.randn(2, *config.geometry.build().shape, generator=random)
+    run = SimpleNamespace(config=config, nets=nets)
+    (first,) = nets.encoder.layers(x, wanted=[1])
+    centred = first.z - first.z.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(teach(run, x, None), expected)  # type: ignore[arg-type]
+    last = SimpleNamespace(config=small(), nets=nets)
+    assert torch.equal(teach(last, x, None), nets.encoder(x).z)  # type: ignore[arg-type]
+    api.pretrain(config, out=tmp_path / "first")
+    api.pretrain(small("probe.enabled=false", steps=2), out=tmp_path / "last")
+    first_run, last_run = (last_state(tmp_path / name) for name in ("first", "last"))
+    assert not torch.equal(first_run["estimator.teacher_mean"], last_run["estimator.teacher_mean"])
+
+
 def test_a_repeated_batch_is_made_once_and_comes_back_after_a_restart() -> None:
     source = TensorSource(x=torch.arange(8.0).reshape(8, 1, 1))
     loader = Loader(source=source, seed=0, phase="p", batch=2, mean=[0.0], std=[1.0], repeats=3)
@@ -153,9 +255,9 @@ def test_the_commands_of_the_guide_are_understood() -> None:
     page = (Path(__file__).parents[2] / "docs" / "targets.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     trained = [line.split() for line in lines if line.startswith("bridle pretrain")]
-    assert len(trained) == 4
-    for _, _, recipe, change, *_ in trained:
-        load_config(recipe, [change])
+    assert len(trained) == 6
+    for _, _, recipe, *changes in trained:
+        load_config(recipe, [change for change in changes if "=" in change])
     (table,) = (line.split() for line in lines if line.startswith("bridle ablate"))
     grid = read_grid(table[table.index("--table") + 1])
     found = list(cells(table[2], table[3:4], grid, seeds=[0, 1, 2], out=Path("out")))
