@@ -35,6 +35,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bridle.beginnings import borrow_beginning, lender_of
 from bridle.config import Config, load_config
 from bridle.config.document import read_document
 from bridle.errors import ConfigError, UsageError, quoted
@@ -148,13 +149,20 @@ def run_grid(
     console.print(
         f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs, {jobs} at a time", markup=False
     )
-    begun = {folder: cell for folder, cell in runs.items() if not is_measured(cell, grid)}
-    run_beside(
-        {folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(folder)] for folder, cell in begun.items()},
-        jobs=jobs,
-        console=console,
-        spent=partial(note_cost, out),
-    )
+    begun = [cell for cell in runs.values() if not is_measured(cell, grid)]
+    for length in sorted(
+        {iterations_of(cell, grid) for cell in begun}
+    ):  # short runs first: longer ones may begin alike
+        turn = [cell for cell in begun if iterations_of(cell, grid) == length]
+        for cell in turn:
+            if lender := borrow_beginning(load_config(recipe, cell.pretrain), cell.folder, sorted(runs)):
+                console.print(f"{cell.folder.name}  begins like {lender.name}: its iteration 1 is copied", markup=False)
+        run_beside(
+            {cell.folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(cell.folder)] for cell in turn},
+            jobs=jobs,
+            console=console,
+            spent=partial(note_cost, out),
+        )
     if "finetune" in grid.measures:
         for cell in grid_cells:  # one after the other: rows that share a run share its folder
             run_beside(
@@ -245,8 +253,8 @@ def note_cost(out: Path, work: str, seconds: float) -> None:
 
 
 def cpu_minutes(out: Path, cells_: Iterable[Cell]) -> float:
-    """What these cells cost over all starts, a run that several of them share once."""
-    works = {work for cell in cells_ for work in (cell.folder.name, _finetuning(cell))}
+    """What these cells cost over all starts; a run that several of them share, or began with, counts once."""
+    works = {work for cell in cells_ for work in (cell.folder.name, lender_of(cell.folder), _finetuning(cell))}
     return sum(float(row["cpu_seconds"]) for row in read_rows(out / COSTS) if row["work"] in works) / 60
 
 
@@ -262,10 +270,13 @@ def is_measured(cell: Cell, grid: Grid) -> bool:
     return grid.measures == ("probe",) and path.is_file() and bool(_last_evaluation(path, cell, grid).get("probe"))
 
 
-def _last_evaluation(path: Path, cell: Cell, grid: Grid) -> dict[str, Any]:
-    found = read_json(path)
+def iterations_of(cell: Cell, grid: Grid) -> int:
     said = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
-    last = said[-1] if said else grid.iterations
+    return said[-1] if said else grid.iterations
+
+
+def _last_evaluation(path: Path, cell: Cell, grid: Grid) -> dict[str, Any]:
+    found, last = read_json(path), iterations_of(cell, grid)
     return next((entry for entry in found["evaluations"] if entry["iteration"] == last), {})
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(bridle.__file__).parent
 ORDER = [
     *("errors", "geometry", "distributed", "seeding", "cpu", "failpoints"),
     *("config", "nn", "quantize", "models", "data", "train", "evaluate", "report", "export", "retrieve", "bench"),
-    *("doctor", "api", "tied", "processes", "demo", "plan", "ablation", "launch", "cli"),
+    *("doctor", "api", "tied", "processes", "demo", "plan", "beginnings", "ablation", "launch", "cli"),
 ]
 
 

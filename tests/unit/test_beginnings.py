@@ -1,0 +1,60 @@
+"""A run that goes on from a copy of another's first iteration ends like one that made it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bridle import api
+from bridle.beginnings import borrow_beginning, lender_of
+from bridle.config import Config
+from bridle.train.checkpoint import read_json
+from bridle.train.log import read_rows
+
+Small = Callable[..., Config]
+ONE, KEEP = "schedule.iterations=1", "schedule.tokenizer=keep"
+
+
+def last_state(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted((folder / "checkpoints").glob("*-end"))[-1] / "model.safetensors")
+
+
+def test_a_borrowed_beginning_changes_nothing(small: Small, tmp_path: Path) -> None:
+    lender = tmp_path / "one"
+    api.pretrain(small(ONE), out=lender)
+    config = small("tokenizer_phase.learning_rate=1e-4", "loss.commitment_weight=1")
+    assert borrow_beginning(config, tmp_path / "two", [tmp_path / "nowhere", lender]) == lender
+    assert lender_of(tmp_path / "two") == "one"
+    assert lender_of(lender) is None
+    api.pretrain(config, out=tmp_path / "two")
+    api.pretrain(config, out=tmp_path / "alone")
+    two, alone = last_state(tmp_path / "two"), last_state(tmp_path / "alone")
+    assert two.keys() == alone.keys()
+    assert all(torch.equal(two[name], alone[name]) for name in two)
+    judged = [read_json(tmp_path / name / "results.json")["evaluations"] for name in ("two", "alone")]
+    for own, other in zip(*judged, strict=True):
+        assert own["iteration"] == other["iteration"]
+        assert own["probe"]["hits"] == other["probe"]["hits"]
+    steps = [
+        [(row["phase_index"], row["step"]) for row in read_rows(tmp_path / name / "metrics.jsonl")]
+        for name in ("two", "alone")
+    ]
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize(
+    "other", [("mask.ratio=0.7",), ("seed=1",), ("probe.pool=axis",), ("encoder_phase.learning_rate=3e-4",), (ONE,)]
+)
+def test_what_begins_otherwise_borrows_nothing(small: Small, tmp_path: Path, other: tuple[str, ...]) -> None:
+    api.pretrain(small(ONE, "probe.enabled=false"), out=tmp_path / "unjudged")
+    assert borrow_beginning(small(KEEP, "probe.enabled=false"), tmp_path / "new", [tmp_path / "unjudged"]) is None
+    api.pretrain(small(ONE), out=tmp_path / "one")
+    assert borrow_beginning(small(KEEP, *other), tmp_path / "new", [tmp_path / "one"]) is None
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "begun").mkdir()
+    assert borrow_beginning(small(KEEP), tmp_path / "begun", [tmp_path / "one"]) is None
+    assert borrow_beginning(small(KEEP), tmp_path / "new", [tmp_path / "one"]) == tmp_path / "one"
