@@ -96,16 +96,18 @@ def encoder_step(
                 _, parts["tokenizer"] = count(lambda: nets.tokenizer.encode(x))
             parts["codes"] = Cost(rows * quantizer_operations(config), 0, 0)
         z, parts["encoder"] = count(lambda: nets.encoder(x, mask=mask).z, nets.encoder.parameters())
-        features, parts["decoder"] = count(lambda: nets.decoder(z, mask=mask), nets.decoder.parameters())
+        features, parts["decoder"] = count(
+            lambda: nets.decoder(z, mask=mask, only=hidden.at), nets.decoder.parameters()
+        )
 
         def judge() -> Tensor:
             codes = torch.zeros(rows, T, config.quantizer.codebooks, dtype=torch.int64)
             wanted = CodeTargets(codes).at(hidden)
             if nets.own_tokenizer is None:
-                guess = nets.heads(hidden.take(features))
+                guess = nets.heads(features)
                 target = patch_target(hidden.take(patchify(x, geometry.patch)), kind=config.loss.patches)
                 return patch_loss(guess, target, hidden.counted)
-            return encoder_loss(nets.heads(hidden.take(features), wanted.codes), wanted, hidden.counted)
+            return encoder_loss(nets.heads(features, wanted.codes), wanted, hidden.counted)
 
         _, parts["heads, loss"] = count(judge, nets.heads.parameters())
     return StepCosts(parts)

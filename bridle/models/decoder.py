@@ -1,6 +1,7 @@
 """Decoder D and its heads: from visible features to a guess at every masked position.
 
-Shapes: z (B, V, D), features (B, T, Dd); for the N masked tokens M logits (N, K_m), or patches (N, F).
+Shapes: z (B, V, D), features (B, T, Dd), or (B, H, Dd) of the hidden tokens alone; for the N masked tokens M logits
+(N, K_m), or patches (N, F).
 """
 
 from __future__ import annotations
@@ -60,13 +61,13 @@ class Decoder(nn.Module):
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
 
-    def forward(self, z: Tensor, *, mask: Mask, valid: Tensor | None = None) -> Tensor:
-        """(B, V, D) -> (B, T, Dd)."""
+    def forward(self, z: Tensor, *, mask: Mask, valid: Tensor | None = None, only: Tensor | None = None) -> Tensor:
+        """(B, V, D) -> (B, T, Dd), or (B, H, Dd) of the tokens `only` (B, H), which costs less."""
         shown = self.embed(z)
         full = scatter_tokens(
             shown, mask.visible, self.mask_token.to(shown.dtype), tokens=self.tokens, slot_valid=mask.visible_valid
         )
-        features: Tensor = self.norm(self.trunk(full + self.position, key_valid=valid))
+        features: Tensor = self.norm(self.trunk(full + self.position, key_valid=valid, only=only))
         return features
 
 

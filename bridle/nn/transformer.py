@@ -83,9 +83,14 @@ class Block(nn.Module):
         out: Tensor = self.attn(x, key_valid)
         return out
 
-    def forward(self, x: Tensor, *, key_valid: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, key_valid: Tensor | None = None, drop: Tensor | None = None, only: Tensor | None = None
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D), or (B, H, D) of the tokens `only` (B, H), which is all that is computed then."""
         attended = self.attend(self.norm1(x), key_valid)
         x = x + (attended if drop is None else scale_samples(attended, drop[0]))
+        if only is not None:
+            x = x.gather(1, only[..., None].expand(-1, -1, x.shape[-1]))  # (B, T, D) -> (B, H, D)
         changed = self.mlp(self.norm2(x))
         return x + (changed if drop is None else scale_samples(changed, drop[1]))
 
@@ -104,7 +109,10 @@ class BlockStack(nn.Module):
         self.depth = len(self.blocks)
         self.checkpoint_activations = checkpoint_activations
 
-    def forward(self, x: Tensor, *, key_valid: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, key_valid: Tensor | None = None, drop: Tensor | None = None, only: Tensor | None = None
+    ) -> Tensor:
+        """(B, T, D) -> (B, T, D), or (B, H, D) of the tokens `only` (B, H): all others end with the last attention."""
         if drop is not None and tuple(drop.shape) != (self.depth, 2, x.shape[0]):
             raise UsageError(
                 f"drop-path scales have shape {tuple(drop.shape)}; expected {(self.depth, 2, x.shape[0])}, "
@@ -113,13 +121,15 @@ class BlockStack(nn.Module):
         recompute = self.checkpoint_activations and torch.is_grad_enabled()
         for i, block in enumerate(self.blocks):
             scales = None if drop is None else drop[i]  # (2, B)
+            wanted = only if i == self.depth - 1 else None
             if recompute:
                 # A block draws no random numbers, so there is no generator state to restore.
                 x = checkpoint(
-                    block, x, key_valid=key_valid, drop=scales, use_reentrant=False, preserve_rng_state=False
-                )
+                    block, x, key_valid=key_valid, drop=scales, only=wanted,
+                    use_reentrant=False, preserve_rng_state=False,
+                )  # fmt: skip
             else:
-                x = block(x, key_valid=key_valid, drop=scales)
+                x = block(x, key_valid=key_valid, drop=scales, only=wanted)
         return x
 
 

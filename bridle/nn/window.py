@@ -162,7 +162,9 @@ class WindowTransformer(BlockStack):
         self.grid = grid
         self.window = size
 
-    def forward(self, x: Tensor, *, key_valid: Tensor | None = None, drop: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, *, key_valid: Tensor | None = None, drop: Tensor | None = None, only: Tensor | None = None
+    ) -> Tensor:
         if x.shape[1] != prod(self.grid):
             raise UsageError(f"got {x.shape[1]} tokens; expected {prod(self.grid)} for grid {list(self.grid)}.")
-        return super().forward(x, key_valid=key_valid, drop=drop)
+        return super().forward(x, key_valid=key_valid, drop=drop, only=only)

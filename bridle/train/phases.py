@@ -139,9 +139,8 @@ def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hi
     """What encoder and decoder say of the masked positions (B, H, Dd), and which these are."""
     mask = draws.mask(batch)
     z = run.nets.encoder(batch.x, mask=mask, drop=draws.drop_path(batch)).z  # (B, V, D)
-    features = run.nets.decoder(z, mask=mask, valid=batch.valid)  # (B, T, Dd)
     hidden = hidden_positions(mask)
-    return hidden.take(features), hidden
+    return run.nets.decoder(z, mask=mask, valid=batch.valid, only=hidden.at), hidden
 
 
 class KeptTargets:

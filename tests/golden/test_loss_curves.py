@@ -25,7 +25,8 @@ CASES = {
     "interleaved": [],
     "joint": ["schedule.mode=joint", "schedule.iterations=1"],
     "vector-quantization": ["quantizer.codebooks=1", "quantizer.codes=64", "schedule.iterations=1"],
-    "film": ["schedule.iterations=1"],
+    # Most patches of a film are black, and k-means among equal points hangs on the CPU's last bit.
+    "film": ["schedule.iterations=1", "quantizer.start=uniform"],
 }
 
 

@@ -12,15 +12,19 @@ from bridle.bench.cost import Cost, encoder_step, quantizer_operations, tokenize
 from bridle.config import Config
 from bridle.models.build import build_nets
 from bridle.nn.masking import draw_mask
+from bridle.train.phases import hidden_positions
 
 Small = Callable[..., Config]
 
 
-def blocks(*, tokens: int, width: int, depth: int, attended: int | None = None) -> int:
-    """Forward operations of ViT blocks: qkv, projection and MLP on each token, attention over `attended` tokens."""
+def blocks(*, tokens: int, width: int, depth: int, attended: int | None = None, unasked: int = 0) -> int:
+    """Forward operations of ViT blocks: qkv, projection and MLP on each token, attention over `attended` tokens.
+
+    Of so many tokens nobody asks for the last block's MLP.
+    """
     linear = 2 * tokens * (3 + 1 + 4 + 4) * width * width
     attention = 2 * 2 * tokens * (attended or tokens) * width
-    return depth * (linear + attention)
+    return depth * (linear + attention) - 2 * unasked * (4 + 4) * width * width
 
 
 def test_operations_of_an_encoder_step_follow_the_formula(small: Small) -> None:
@@ -31,7 +35,7 @@ def test_operations_of_an_encoder_step_follow_the_formula(small: Small) -> None:
     assert parts["encoder"].forward == 3 * (embed + trunk)
     # The backward pass costs twice the forward, but nothing asks for the gradient of the input.
     assert parts["encoder"].backward == 3 * (embed + 2 * trunk)
-    decoder = 2 * V * D * D + blocks(tokens=T, width=D, depth=1)
+    decoder = 2 * V * D * D + blocks(tokens=T, width=D, depth=1, unasked=V)
     assert parts["decoder"].forward == 3 * decoder
     assert parts["decoder"].backward == 2 * 3 * decoder
     heads = 2 * (T - V) * D * 4 * 16
@@ -53,7 +57,8 @@ def test_operations_of_a_tokenizer_step_follow_the_formula(small: Small) -> None
 def test_windows_attend_to_a_window_only(small: Small) -> None:
     parts = encoder_step(small("decoder.window=[4, 4]")).parts
     V = visible_tokens(small())
-    assert parts["decoder"].forward == 2 * V * 16 * 16 + blocks(tokens=64, width=16, depth=1, attended=16)
+    decoder = blocks(tokens=64, width=16, depth=1, attended=16, unasked=V)
+    assert parts["decoder"].forward == 2 * V * 16 * 16 + decoder
 
 
 def test_counting_agrees_with_really_running_it(small: Small) -> None:
@@ -72,10 +77,10 @@ def test_counting_agrees_with_really_running_it(small: Small) -> None:
     x = torch.randn(2, 1, 16, 16)
     with FlopCounterMode(display=False) as flops, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         z = nets.encoder(x, mask=mask).z
-        features = nets.decoder(z, mask=mask)
+        features = nets.decoder(z, mask=mask, only=hidden_positions(mask).at)
     bare = flops.get_total_flops()  # torch does not count attention on CPUs
     attention = 4 * 2 * 16 * (2 * 32 * 32 + 64 * 64)
-    assert features.shape == (2, 64, 16)
+    assert features.shape == (2, 32, 16)
     assert counted.parts["encoder"].forward + counted.parts["decoder"].forward == bare + attention
     real = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
     assert counted.parts["encoder"].kept + counted.parts["decoder"].kept == pytest.approx(real, rel=0.02)

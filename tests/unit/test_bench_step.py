@@ -32,7 +32,7 @@ def test_the_plain_step_has_the_same_loss_as_ours(small: Small) -> None:
     )
     hidden = hidden_positions(mask)
     found: CodeTargets = targets(nets, x, None)
-    logits = nets.heads(hidden.take(nets.decoder(nets.encoder(x, mask=mask).z, mask=mask)))
+    logits = nets.heads(nets.decoder(nets.encoder(x, mask=mask).z, mask=mask, only=hidden.at))
     ours = encoder_loss(logits, found.at(hidden), hidden.counted).item()
     plain = PlainStep(nets, config, generator=torch.Generator().manual_seed(1))
     assert plain(x) == pytest.approx(ours, rel=1e-5)

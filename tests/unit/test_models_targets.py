@@ -14,6 +14,8 @@ from bridle.errors import ConfigError, UsageError
 from bridle.models.build import build_nets
 from bridle.models.decoder import CodeHeads, PatchHead
 from bridle.models.losses import CodeTargets, Hidden, encoder_loss, patch_loss, patch_target
+from bridle.nn.masking import draw_mask
+from bridle.train.phases import hidden_positions
 
 
 def test_the_patch_loss_is_the_mean_over_numbers_then_tokens_then_samples() -> None:
@@ -53,6 +55,26 @@ def test_stage_weights_are_shares() -> None:
     assert encoder_loss(*two_stages()).item() == pytest.approx((first + second) / 2)
     assert encoder_loss(*two_stages(), stage_weights=(3.0, 1.0)).item() == pytest.approx((3 * first + second) / 4)
     assert encoder_loss(*two_stages(), stage_weights=(0.0, 5.0)).item() == pytest.approx(second)
+
+
+@pytest.mark.parametrize("kind", ["window", "plain"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_decoder_asked_for_some_tokens_gives_what_it_gives_for_all(kind: str, padded: bool) -> None:
+    config = load_config("digits-tiny", [f"decoder.kind={kind}", "decoder.depth=2", "geometry.patch=[2, 2]"])
+    decoder, random = build_nets(config).decoder, torch.Generator().manual_seed(0)
+    valid = None
+    if padded:
+        valid = torch.ones(3, 64, dtype=torch.bool)
+        valid[1, 40:] = False
+    mask = draw_mask("random", grid=(8, 8), ratio=0.5, batch=3, generator=random, device="cpu", valid=valid)
+    hidden = hidden_positions(mask)
+    z = torch.randn(3, mask.visible.shape[1], config.encoder.width, generator=random, requires_grad=True)
+    every = hidden.take(decoder(z, mask=mask, valid=valid))
+    some = decoder(z, mask=mask, valid=valid, only=hidden.at)
+    torch.testing.assert_close(some, every)
+    weight = torch.randn(some.shape, generator=random)
+    slopes = [torch.autograd.grad((weight * out).sum(), z)[0] for out in (every, some)]
+    torch.testing.assert_close(slopes[1], slopes[0])
 
 
 def test_targets_of_hidden_positions_are_those_positions() -> None:
