@@ -78,14 +78,14 @@ def write_curves(curves: Mapping[str, Sequence[Curve]], stem: Path) -> list[Path
         return []
     stem.parent.mkdir(parents=True, exist_ok=True)
     with drawing((6.0, 3.2 + 0.2 * -(-len(shown) // COLUMNS)), LIGHT, margin=0.1) as figure:
-        _draw(figure.subplots(), shown, LIGHT)
+        draw_lines(figure.subplots(), shown, LIGHT)
         files = {"svg": svg(figure, LIGHT), "png": png(figure, LIGHT)}
     for kind, content in files.items():
         stem.with_suffix(f".{kind}").write_bytes(content)
     return [stem.with_suffix(f".{kind}") for kind in files]
 
 
-def _draw(ax: Any, shown: Mapping[str, Sequence[tuple[float, float, float, float]]], theme: Theme) -> None:
+def draw_lines(ax: Any, shown: Mapping[str, Sequence[tuple[float, float, float, float]]], theme: Theme) -> None:
     quiet(ax, theme)
     colors = _colors(len(shown))
     for color, (name, line) in zip(colors, shown.items(), strict=True):
