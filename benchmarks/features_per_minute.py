@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 from bridle.report.curves import Point, averaged, draw_lines
@@ -32,7 +33,7 @@ def read_lines(path: Path) -> dict[str, Line]:
 
 def passed(line: Line, wanted: float) -> float | None:
     """Minutes, between two points by interpolation, at which a line first reaches a score."""
-    for (t0, before, *_), (t1, after, *_) in zip(line, line[1:], strict=False):
+    for (t0, before, *_), (t1, after, *_) in pairwise(line):
         if after >= wanted:
             return t0 + (t1 - t0) * max(0.0, wanted - before) / (after - before) if after > before else t1
     return None
