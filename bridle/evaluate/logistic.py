@@ -31,6 +31,7 @@ MAX_ITERATIONS = 300  # of L-BFGS per fit; a usual fit needs under 100
 TOLERANCE = (
     1e-9  # in nats per item, of the change of the objective between two steps; then it has no digit left to move
 )
+CHOOSING = 1e-5  # the same while a strength is chosen: its answers on held-back items move no more
 KEPT_AXES = 1e-10  # principal axes with less than this share of the largest eigenvalue tell nothing
 SMALLEST_CURVATURE = 1e-4  # of a_k: where all answers are certain the model of the Hessian must not vanish
 
@@ -89,7 +90,10 @@ def fit_logistic(
         tried: list[_Solved] = []
         quality: list[float] = []
         fits = [
-            _solve_along(rotated, targets, path, rows=torch.from_numpy(~part), several=train.several) for part in parts
+            _solve_along(
+                rotated, targets, path, rows=torch.from_numpy(~part), several=train.several, tolerance=CHOOSING
+            )
+            for part in parts
         ]
         for found in zip(*fits, strict=True):
             each = [
@@ -170,6 +174,7 @@ def _solve_along(
     rows: Tensor | slice,
     several: bool,
     start: _Solved | None = None,
+    tolerance: float = TOLERANCE,
 ) -> Iterator[_Solved]:
     """One optimum per C, from strong to weak regularisation, each starting where the one before it ended."""
     x, y = rotated.x[rows], targets[rows]
@@ -181,13 +186,15 @@ def _solve_along(
     found = found._replace(bias=torch.where(found.bias.isfinite(), found.bias, bias))
     for strength in strengths:
         own = _Solved(found.weight[:, fitted], found.bias[fitted], found.converged)
-        own = _solve(x, y[:, fitted], strength, own, spread=rotated.spread, several=several)
+        own = _solve(x, y[:, fitted], strength, own, spread=rotated.spread, several=several, tolerance=tolerance)
         found = _Solved(torch.zeros_like(found.weight), torch.where(fitted, 0.0, bias), own.converged)
         found.weight[:, fitted], found.bias[fitted] = own.weight, own.bias
         yield found
 
 
-def _solve(x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Tensor, several: bool) -> _Solved:
+def _solve(
+    x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Tensor, several: bool, tolerance: float
+) -> _Solved:
     """L-BFGS from `start`, in variables scaled by the square root of the modelled Hessian."""
     N, loss = len(x), _against_the_rest if several else _softmax_loss
     penalty = 1 / (strength * N)  # the objective per item: mean ℓ + ½·penalty·‖W‖²
@@ -197,7 +204,7 @@ def _solve(x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Ten
     lift = curvature.rsqrt()  # (K,): b = lift · v
     v = torch.cat([start.weight / stretch, (start.bias / lift)[None]])  # (R + 1, K)
     optimizer = torch.optim.LBFGS(
-        [v], max_iter=MAX_ITERATIONS, history_size=20, tolerance_grad=0.0, tolerance_change=TOLERANCE,
+        [v], max_iter=MAX_ITERATIONS, history_size=20, tolerance_grad=0.0, tolerance_change=tolerance,
         line_search_fn="strong_wolfe",
     )  # fmt: skip
 
