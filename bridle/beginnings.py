@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bridle.config import Config, differences, dump_config, read_config
+from bridle.config import Config, differences, dump_config, read_config, with_absolute_paths
 from bridle.errors import BridleError
 from bridle.train.checkpoint import LATEST, checkpoint_folders, read_json, write_json
 from bridle.train.log import COSTS, append_row, read_rows
@@ -35,6 +35,7 @@ def borrow_beginning(config: Config, folder: Path, lenders: Iterable[Path]) -> P
     """
     if folder.exists() or config.schedule.iterations < 2 or config.schedule.mode != "interleaved":
         return None
+    config = with_absolute_paths(config)  # as a run keeps them
     for lender in lenders:
         with suppress(BridleError, OSError, KeyError):  # not finished, or not a run at all: the next one may do
             own = _same_beginning(config, lender)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -44,6 +45,19 @@ def test_a_borrowed_beginning_changes_nothing(small: Small, tmp_path: Path) -> N
         for name in ("two", "alone")
     ]
     assert steps[0] == steps[1]
+
+
+def test_paths_may_be_written_otherwise(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "signals").mkdir()
+    for n in range(20):
+        random = np.random.default_rng(n)
+        np.save(tmp_path / "signals" / f"{n}.npy", random.standard_normal((1, 1024)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    api.pretrain(small(ONE, "data.root=signals", recipe="signal"), out=tmp_path / "one")
+    config = small(KEEP, "data.root=signals", recipe="signal")
+    assert borrow_beginning(config, tmp_path / "two", [tmp_path / "one"]) == tmp_path / "one"
+    api.pretrain(config, out=tmp_path / "two")
+    assert [entry["iteration"] for entry in read_json(tmp_path / "two" / "results.json")["evaluations"]] == [1, 2]
 
 
 @pytest.mark.parametrize(
