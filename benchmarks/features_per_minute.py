@@ -49,7 +49,8 @@ def main() -> None:
         for ax, table in zip(axes, arguments.tables, strict=True):
             lines = read_lines(table / "curves.csv")
             draw_lines(ax, lines, LIGHT)
-            ax.set_title(TITLES.get(table.name, table.name), fontsize=FONT_SIZE + 0.5, loc="left")
+            place = {"transform": ax.transAxes, "ha": "right", "va": "bottom"}  # above the axes stands the legend
+            ax.text(0.98, 0.04, TITLES.get(table.name, table.name), fontsize=FONT_SIZE + 0.5, **place)
             regression = lines[NAMES["patches"]]
             end, wanted = regression[-1][:2]
             print(f"{table.name}: patches end at {100 * wanted:.1f} % after {end:.2f} CPU minutes")

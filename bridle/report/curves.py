@@ -93,7 +93,7 @@ def draw_lines(ax: Any, shown: Mapping[str, Sequence[tuple[float, float, float, 
         ax.plot(minutes, middle, color=color, lw=1.6, marker="o", ms=3, label=name)
         if high != low:
             ax.fill_between(minutes, low, high, color=color, alpha=0.15, lw=0)
-    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
     ax.set_xlim(left=0)
     ax.set_xlabel("CPU minutes of training", color=theme.muted, fontsize=FONT_SIZE - 0.5)
     legend(ax, theme, columns=min(COLUMNS, len(shown)), entries=len(shown))
