@@ -23,6 +23,7 @@ class DataConfig(Section):
     mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config
     std: tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
     views: Positive = 1  # windows (audio) or clips (video) of an item at evaluation, spread evenly, then averaged
+    trim: bool = False  # audio: digital silence at both ends of a recording, as padding is, is not shown
     cache_mb: Annotated[int, Field(ge=0)] = 0  # decoded items kept in memory, per process; 0 decodes every time
     workers: Annotated[int, Field(ge=0)] = 0
     bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable

@@ -188,6 +188,7 @@ class Config(Section):
         self._check_mask(geometry, self.mask, "mask")
         if self.finetune.mask is not None:
             self._check_mask(geometry, self.finetune.mask, "finetune.mask")
+        self._check_blocks()
         self._check_target()
         for key in ("mean", "std"):
             values = getattr(self.data, key)
@@ -195,12 +196,15 @@ class Config(Section):
                 raise ValueError(f"data.{key}: {len(values)} values for {geometry.channels} channels; give 1 or all")
         return self
 
+    def _check_blocks(self) -> None:
+        for name, block in (("loss.teacher_block", self.loss.teacher_block), ("probe.layer", self.probe.layer)):
+            if block is not None and block > self.encoder.depth:
+                raise ValueError(
+                    f"{name}: {block} of an encoder with {self.encoder.depth} blocks; "
+                    f"give 1 to {self.encoder.depth}, or null for the last"
+                )
+
     def _check_target(self) -> None:
-        if self.loss.teacher_block is not None and self.loss.teacher_block > self.encoder.depth:
-            raise ValueError(
-                f"loss.teacher_block: {self.loss.teacher_block} of an encoder with {self.encoder.depth} blocks; "
-                f"give 1 to {self.encoder.depth}, or null for the last"
-            )
         weights, M = self.loss.stage_weights, self.quantizer.codebooks
         if weights is not None and (len(weights) != M or sum(weights) == 0):
             raise ValueError(f"loss.stage_weights: {list(weights)}; give {M} weights, one per codebook, not all 0")

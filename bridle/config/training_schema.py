@@ -105,6 +105,7 @@ class ProbeConfig(Section):
     pool: Literal["mean", "axis", "class", "attentive"] = "mean"
     axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
+    layer: Positive | None = None  # output of this block, 1 to the encoder's depth; None: the last, after its norm
     items: Positive | None = None  # at most so many train and test items, of each class its share; None uses all
     head: Literal["logistic", "sgd", "adamw"] = "logistic"  # logistic: solved to the optimum; else trained in batches
     loss: Literal["auto", "ce", "bce"] = "auto"  # of sgd and adamw; auto: bce where items have several labels, else ce

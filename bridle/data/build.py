@@ -84,6 +84,7 @@ def _own_files(config: Config) -> Splits:
             front=_front(config),
             augment=config.augment,
             views=data.views,
+            trim=data.trim,
             cache_mb=data.cache_mb,
         )
     return open_videos(

@@ -3,8 +3,9 @@
 Shapes: one sample is (1, frames, mels), the geometry's input; a clip's waveform (N,), its features (n, mels).
 
 Training cuts `frames` frames out of a longer clip at a random place, evaluation at the centre, or at `views` places
-from its beginning to its end. A shorter clip is continued with the feature floor ln 1.19e-7 (digital silence), and
-`valid` (T,) is False for patches of which less than half of the frames are real.
+from its beginning to its end; with `trim`, of what lies between the digital silence at its ends. A shorter clip is
+continued with the feature floor ln 1.19e-7 (digital silence), and `valid` (T,) is False for patches of which less than
+half of the frames are real.
 
 In training, in this order: roll the whole clip, cut, mix with another clip, gain, noise; then features, then stripes.
 """
@@ -35,6 +36,8 @@ LONG = (
     60.0  # seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached
 )
 
+SILENT = 2.0**-15  # one step of 16 bits; a sample that is smaller is digital silence
+
 Place = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
 
 
@@ -56,10 +59,11 @@ class Recordings:
         front: LogMel,
         augment: AugmentConfig,
         views: int = 1,
+        trim: bool = False,
         cache_mb: int = 0,
     ) -> None:
         self.paths, self.labels, self.spans = listing
-        self.classes, self.augment, self.views = classes, augment, views
+        self.classes, self.augment, self.views, self.trim = classes, augment, views, trim
         self.shape = Shape(geometry, front)
         self.front = front
         self.changes_wave = augment.roll or augment.gain_db > 0 or augment.noise_db is not None
@@ -101,7 +105,7 @@ class Recordings:
 
     def listen(self, index: int) -> Tensor:
         """The waveform (N,) at the front end's rate that un-augmented sample `index` shows."""
-        return self._part(index, centre, whole=self.shape.samples).wave
+        return self._shown(index, centre)
 
     def describe(self, index: int) -> str:
         start, end = WHOLE if self.spans is None else self.spans[index]
@@ -120,8 +124,17 @@ class Recordings:
         whole = self._kept_features(index)
         if whole is not None:
             return whole.narrow(0, *self.shape.cut(len(whole), place))
-        features = self.front(self._part(index, place, whole=self.shape.samples).wave)
+        features = self.front(self._shown(index, place))
         return features
+
+    def _shown(self, index: int, place: Place) -> Tensor:
+        """(N ≤ samples of a sample,) un-augmented, decoded for this."""
+        if self.trim:  # where its sound begins and ends only all of a clip can tell
+            try:
+                return self.shape.cut_wave(self._whole(index), place)
+            except LongRecordingError:
+                pass
+        return self._part(index, place, whole=self.shape.samples).wave
 
     def _kept_features(self, index: int) -> Tensor | None:
         """(n, mels) of a whole clip from the cache; None where nothing is kept, or the recording is long."""
@@ -148,7 +161,7 @@ class Recordings:
         part = self._part(index, centre, whole=limit)
         if not part.whole:
             raise LongRecordingError
-        return part.wave
+        return trimmed(part.wave, least=self.shape.least) if self.trim else part.wave
 
     def _part(self, index: int, place: Place, *, whole: int) -> Part:
         start, end = WHOLE if self.spans is None else self.spans[index]
@@ -236,6 +249,7 @@ class Shape:
         self.frames = geometry.input[0]
         self.samples = front.window + (self.frames - 1) * front.shift
         self.fewest = ceil(geometry.patch[0] / 2)  # frames that make one token real
+        self.least = front.window + (self.fewest - 1) * front.shift  # samples that they need
 
     def cut(self, frames: int, place: Place) -> tuple[int, int]:
         """First frame and number of frames shown of a clip of `frames`."""
@@ -250,10 +264,9 @@ class Shape:
         """(n ≤ frames, mels) as a sample, padded with the floor where it is short."""
         n, patch = len(features), self.geometry.patch[0]
         if n < self.fewest:
-            needed = (self.front.window + (self.fewest - 1) * self.front.shift) / self.front.sample_rate
             raise DataError(
                 f"{quoted(path)} is too short: {n} frames, but half a patch of {patch} needs {self.fewest} "
-                f"({needed:.3f} s of sound)."
+                f"({self.least / self.front.sample_rate:.3f} s of sound)."
             )
         if n == self.frames:
             return Window(features[None], None, start)
@@ -271,6 +284,7 @@ def open_recordings(
     front: LogMel,
     augment: AugmentConfig,
     views: int = 1,
+    trim: bool = False,
     cache_mb: int = 0,
 ) -> Splits:
     """The listed recordings as train and test; they share the cache by their numbers of files."""
@@ -285,6 +299,7 @@ def open_recordings(
             front=front,
             augment=augment,
             views=views,
+            trim=trim,
             cache_mb=cache_mb * len(listing.paths) // max(count, 1),
         )
         for listing in (found.train, found.test)
@@ -300,6 +315,16 @@ def centre(spare: int) -> int:
 def spread_place(spare: int, *, view: int, views: int) -> int:
     """View 0 begins at the start, the last one ends at the end."""
     return round(view * spare / (views - 1))
+
+
+def trimmed(wave: Tensor, *, least: int) -> Tensor:
+    """(N,) without the digital silence at both ends, but at least `least` samples; silence alone stays whole."""
+    sound = torch.nonzero(wave.abs() >= SILENT)
+    if len(sound) == 0:
+        return wave
+    first, end = int(sound[0]), int(sound[-1]) + 1
+    end = min(max(end, first + least), len(wave))
+    return wave[max(0, min(first, end - least)) : end]
 
 
 def random_place(generator: torch.Generator) -> Place:

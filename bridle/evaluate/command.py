@@ -27,7 +27,7 @@ from bridle.train.run import Results
 from bridle.train.runtime import Machine
 
 # Which items are seen, and how much of each.
-DATA_KEYS = ("root", "manifest", "layout", "segments", "test_fold", "views")
+DATA_KEYS = ("root", "manifest", "layout", "segments", "test_fold", "views", "trim")
 MAY_CHANGE = (
     *("probe.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb"),
     *("video.crops", "runtime.", "seed"),

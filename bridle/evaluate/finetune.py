@@ -48,7 +48,7 @@ from bridle.train.runtime import Machine, StopRequest
 
 MAY_CHANGE = (
     *("finetune.", "data.root", "data.manifest", "data.layout", "data.segments", "data.test_fold", "data.views"),
-    *("data.workers", "data.cache_mb", "data.bad_share", "runtime.", "seed"),
+    *("data.trim", "data.workers", "data.cache_mb", "data.bad_share", "runtime.", "seed"),
 )
 TEST_SHARE = 0.2  # of each class, where the data has neither a test split nor folds
 FILE, FIGURES, SCORES = "finetune.json", "figures.json", "scores.safetensors"
@@ -332,7 +332,7 @@ def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: st
 def protocol(config: Config) -> dict[str, Any]:
     """What makes two fine-tunings comparable; where they start from is told apart by name."""
     data = config.data.model_dump(mode="json")
-    keys = ("root", "manifest", "layout", "segments", "test_fold", "views")
+    keys = ("root", "manifest", "layout", "segments", "test_fold", "views", "trim")
     return {
         "finetune": config.finetune.model_dump(mode="json", exclude={"from_scratch"}),
         **{key: data[key] for key in keys},

@@ -190,8 +190,14 @@ class Judge:
         kept = settings.axis if settings.pool == "axis" else None
         encoder.eval()
 
+        def encode(x: Tensor, valid: Tensor | None) -> Encoded:
+            if settings.layer is None:
+                last: Encoded = encoder(x, valid=valid)
+                return last
+            return encoder.layers(x, wanted=[settings.layer], valid=valid)[0]
+
         def pooled(x: Tensor, valid: Tensor | None) -> Tensor:
-            encoded: Encoded = encoder(x, valid=valid)
+            encoded = encode(x, valid)
             if settings.pool == "class":
                 assert encoded.class_token is not None  # the config is refused without one
                 return encoded.class_token
@@ -200,11 +206,13 @@ class Judge:
                 return mean
             return torch.cat([mean, deviation_pool(encoded.z, grid, kept, valid)], dim=1)
 
-        what: dict[str, Any] = {"features": settings.pool, "axis": kept, "deviation": settings.deviation}
+        what: dict[str, Any] = {
+            "features": settings.pool, "axis": kept, "deviation": settings.deviation, "layer": settings.layer,
+        }  # fmt: skip
         if self.cache is not None:
             what |= {"weights": weights_digest(encoder), "encoder": self.config.encoder.model_dump(mode="json")}
         if settings.pool == "attentive" and self.classifier == "linear":
-            tokens = self.kept(self.tokens(lambda x, valid: encoder(x, valid=valid).z), what)
+            tokens = self.kept(self.tokens(lambda x, valid: encode(x, valid).z), what)
             return self.probe(tokens, partial(fit_attentive, seed=self.config.seed))
         return self.probe(self.kept(self.vectors(pooled), what), self.vector_method())
 

@@ -82,6 +82,8 @@ def protocol_words(kind: str, results: Mapping[str, Any]) -> str:
         words.append("class token")
     if settings.get("deviation") is True and pool in ("mean", "axis"):
         words.append("mean and deviation")
+    if kind != "finetune" and settings.get("layer") is not None:
+        words.append(f"block {whole(settings['layer'])}")
     if kind == "probe" and (head := HEADS.get(str(settings.get("head")))):
         words.append(f"{head} head")
     if kind != "knn" and settings.get("loss") in ("ce", "bce"):
@@ -91,6 +93,8 @@ def protocol_words(kind: str, results: Mapping[str, Any]) -> str:
             words.append(f"{count:,g} {length}")
     if whole(protocol.get("views")) > 1:
         words.append(f"{whole(protocol.get('views'))} views")
+    if protocol.get("trim") is True:
+        words.append("trimmed")
     if (limit := number(settings.get("items"))) is not None:
         words.append(f"at most {thousands(limit)} items")
     where = protocol.get("manifest") or protocol.get("root")

@@ -48,7 +48,15 @@ def write(path: Path, *waves: np.ndarray, rate: int = RATE) -> PathList:
     return PathList(path, [f"{i}.wav" for i in range(len(waves))])
 
 
-def source(paths: PathList, *, views: int = 1, cache_mb: int = 0, geometry: Geometry = GEOMETRY, **augment: object):  # type: ignore[no-untyped-def]
+def source(  # type: ignore[no-untyped-def]
+    paths: PathList,
+    *,
+    views: int = 1,
+    trim: bool = False,
+    cache_mb: int = 0,
+    geometry: Geometry = GEOMETRY,
+    **augment: object,
+):
     return Recordings(
         listing=Listing(paths, None),
         classes=None,
@@ -56,6 +64,7 @@ def source(paths: PathList, *, views: int = 1, cache_mb: int = 0, geometry: Geom
         front=FRONT,
         augment=AugmentConfig(**augment),  # type: ignore[arg-type]
         views=views,
+        trim=trim,
         cache_mb=cache_mb,
     )
 
@@ -130,6 +139,44 @@ def test_silence_is_a_sample_like_any_other(tmp_path: Path) -> None:
     paths = write(tmp_path, np.zeros(SAMPLES, np.float32))
     assert (source(paths).load(0, None).x == log(FLOOR)).all()
     assert torch.isfinite(source(paths, noise_db=10.0, gain_db=6.0, time_mask=4).load(0, seeded()).x).all()
+
+
+@pytest.mark.parametrize("cache_mb", [0, 8])
+@pytest.mark.parametrize("change", [{}, {"gain_db": 1e-6}])
+def test_trimming_shows_what_lies_between_the_silence_at_the_ends(
+    tmp_path: Path, cache_mb: int, change: dict[str, float]
+) -> None:
+    sound = noise(samples_of(20))
+    sound[1_000:1_600] = 0.0  # a pause is part of the sound
+    faint = np.full(3_000, 0.9 * 2**-15, np.float32)
+    padded = np.concatenate([faint, sound, np.zeros(9_000, np.float32)])
+    oracle = FRONT(torch.from_numpy(sound))
+    clips = source(write(tmp_path, padded), trim=True, cache_mb=cache_mb, views=2, **change)
+    for view, first in ((0, 0), (1, 4)):
+        torch.testing.assert_close(clips.load_view(0, view).x[0], oracle[first : first + 16])
+    torch.testing.assert_close(clips.load(0, None).x[0], oracle[2:18])
+    assert torch.equal(clips.listen(0), torch.from_numpy(sound)[320 : 320 + SAMPLES])
+    starts = {first_frame(clips.load(0, seeded(seed)).x, oracle) for seed in range(40)}
+    assert starts == {0, 1, 2, 3, 4}
+
+
+def test_trimming_leaves_half_a_patch_of_a_click_and_all_of_a_clip_without_sound(tmp_path: Path) -> None:
+    click = np.zeros(RATE, np.float32)
+    click[-10] = 0.5
+    paths = write(tmp_path, click, np.zeros(RATE, np.float32))
+    clips = source(paths, trim=True)
+    assert torch.equal(clips.listen(0), torch.from_numpy(click[-samples_of(2) :]))
+    sample = clips.load(0, None)
+    assert sample.valid is not None and sample.valid.sum() == 2
+    assert clips.load(1, None).valid is None
+
+
+def test_a_recording_too_long_to_decode_whole_is_not_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wave = noise(10 * RATE)
+    wave[: 2 * RATE] = 0.0
+    paths = write(tmp_path, wave)
+    monkeypatch.setattr(recordings, "LONG", 5.0)
+    assert torch.equal(source(paths, trim=True).load(0, None).x, source(paths).load(0, None).x)
 
 
 def test_only_the_span_of_a_row_is_read(tmp_path: Path) -> None:

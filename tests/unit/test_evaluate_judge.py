@@ -287,6 +287,22 @@ def test_the_class_token_is_what_class_pooling_probes(judge_of: Callable[..., Ju
     np.testing.assert_allclose(seen[0].x, expected.numpy(), atol=1e-5)
 
 
+def test_an_earlier_block_can_be_probed(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(30)
+    found: dict[str, Any] = {}
+    for layer in ("null", "1", "2"):
+        judge = judge_of(Splits(TensorSource(x=x, labels=labels), None), f"probe.layer={layer}", "encoder.depth=2")
+        judge.probe = lambda collect, method, to=layer, of=judge.train: found.update({to: collect(of).x})  # type: ignore[assignment, method-assign]
+        encoder = build_encoder(judge.config).eval()
+        judge.probe_encoder(encoder)
+    with torch.no_grad():
+        z = encoder.embed((x - 0.3) / 0.3) + encoder.position
+        z = encoder.trunk.blocks[0](z)
+    np.testing.assert_allclose(found["1"], z.mean(1).numpy(), atol=1e-5)
+    np.testing.assert_allclose(found["2"], found["null"], atol=1e-6)
+    assert np.abs(found["1"] - found["2"]).max() > 0.1
+
+
 def test_attentive_pooling_that_needs_too_much_memory_names_the_setting(
     judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
 ) -> None:

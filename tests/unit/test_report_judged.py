@@ -85,6 +85,7 @@ def test_folds_and_several_labels_are_told_beside_the_score() -> None:
         ("probe", {"probe": {"pool": "mean"}, "views": 1, "root": None}, "linear probe"),
         ("probe", {"probe": {"pool": "attentive", "items": 5000}}, "attentive probe, at most 5,000 items"),
         ("probe", {"probe": {"pool": "axis", "axis": 1}, "views": 3}, "linear probe, axis 1 kept, 3 views"),
+        ("probe", {"probe": {"layer": 5}, "views": 2, "trim": True}, "linear probe, block 5, 2 views, trimmed"),
         ("knn", {"probe": {"pool": "class"}, "root": "/home/me/secret/birds"}, "k-NN, class token, on birds"),
         ("probe", {"probe": {"pool": "mean", "head": "adamw"}}, "linear probe, AdamW head"),
         ("probe", {"probe": {"head": "sgd", "loss": "bce"}}, "linear probe, SGD head, BCE"),
