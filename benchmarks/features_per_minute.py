@@ -26,6 +26,8 @@ def read_lines(path: Path) -> dict[str, Line]:
     found: dict[str, dict[str, list[Point]]] = defaultdict(lambda: defaultdict(list))
     with path.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
+            if not row["cpu_minutes"]:
+                continue  # a run whose costs were not kept
             point = Point(int(row["iteration"]), int(row["step"]), float(row["cpu_minutes"]), float(row["score"]))
             found[NAMES.get(row["row"], row["row"])][row["seed"]].append(point)
     return {name: averaged(list(seeds.values())) for name, seeds in found.items()}
@@ -33,6 +35,8 @@ def read_lines(path: Path) -> dict[str, Line]:
 
 def passed(line: Line, wanted: float) -> float | None:
     """Minutes, between two points by interpolation, at which a line first reaches a score."""
+    if line and line[0][1] >= wanted:
+        return line[0][0]
     for (t0, before, *_), (t1, after, *_) in pairwise(line):
         if after >= wanted:
             return t0 + (t1 - t0) * max(0.0, wanted - before) / (after - before) if after > before else t1
@@ -51,7 +55,11 @@ def main() -> None:
             draw_lines(ax, lines, LIGHT)
             place = {"transform": ax.transAxes, "ha": "right", "va": "bottom"}  # above the axes stands the legend
             ax.text(0.98, 0.04, TITLES.get(table.name, table.name), fontsize=FONT_SIZE + 0.5, **place)
-            regression = lines[NAMES["patches"]]
+            regression = lines.get(NAMES["patches"])
+            if not regression:
+                raise SystemExit(
+                    f"{table / 'curves.csv'} has no points of the row 'patches'; run the table to its end."
+                )
             end, wanted = regression[-1][:2]
             print(f"{table.name}: patches end at {100 * wanted:.1f} % after {end:.2f} CPU minutes")
             for name, line in lines.items():

@@ -16,15 +16,17 @@ from typing import Any
 from bridle.config import Config, differences, dump_config, read_config, with_absolute_paths
 from bridle.errors import BridleError
 from bridle.train.checkpoint import LATEST, checkpoint_folders, read_json, write_json
+from bridle.train.interleave import STARTED
 from bridle.train.log import COSTS, append_row, read_rows
 from bridle.train.run import with_statistics
 
 LENDER = "begun.json"  # in a run: whose first iteration it has
+KEPT = ("runtime.checkpoint_every", "runtime.keep")  # which checkpoints are there; keep_finished too
 # Settings that iteration 1 does not know of, or that change nothing in it.
 LATER = (
     *("schedule.iterations", "schedule.tokenizer", "schedule.encoder_restart", "tokenizer_phase.", "estimator."),
     *("loss.commitment", "loss.cosine", "loss.centre_teacher", "loss.teacher_block", "quantizer.reset_every"),
-    *("summary", "data.workers", "runtime.checkpoint_every", "runtime.keep"),
+    *("summary", "data.workers", *KEPT),
 )
 
 
@@ -56,7 +58,10 @@ def _same_beginning(config: Config, lender: Path) -> Config | None:
     stored = read_config(lender / "config.yaml")
     if config.data.mean is None and stored.data.mean is not None and stored.data.std is not None:
         config = with_statistics(config, stored.data.mean, stored.data.std)
-    same = all(line.startswith(LATER) for line in differences(stored, config))
+    # A longer lender may be a borrower itself, and its cost is not that of its first iteration.
+    same = stored.schedule.iterations == 1 and all(line.startswith(LATER) for line in differences(stored, config))
+    if config.runtime.keep_finished:  # then the checkpoints on the way are wanted too
+        same = same and not any(line.startswith(KEPT) for line in differences(stored, config))
     return config if same and _first_evaluation(lender) and _first_end(lender) is not None else None
 
 
@@ -75,7 +80,9 @@ def _copy(config: Config, lender: Path, folder: Path) -> None:
     assert end is not None  # asked before
     temporary = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(temporary, ignore_errors=True)
-    shutil.copytree(end, temporary / "checkpoints" / end.name)
+    on_the_way = checkpoint_folders(lender / "checkpoints") if config.runtime.keep_finished else [end]
+    for checkpoint in on_the_way:
+        shutil.copytree(checkpoint, temporary / "checkpoints" / checkpoint.name)
     write_json(temporary / "checkpoints" / LATEST, {"checkpoint": end.name})
     (temporary / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     write_json(
@@ -87,5 +94,7 @@ def _copy(config: Config, lender: Path, folder: Path) -> None:
                 append_row(temporary / name, row, place="metrics.append")
     for row in read_rows(lender / "quarantine.jsonl"):
         append_row(temporary / "quarantine.jsonl", row, place="quarantine.append")
+    if (lender / STARTED).is_file():
+        shutil.copy(lender / STARTED, temporary)
     write_json(temporary / LENDER, {"run": lender.name})
     temporary.replace(folder)

@@ -253,7 +253,7 @@ def _phase(config: Config, turn: Turn, devices: int, device: Device, samples: in
     steps, share = _steps(config, settings, samples, turn), settings.batch // devices
     rows = min(settings.micro_batch or share, share)
     fixed, per_row = costs.kept(turn)
-    once = min(1.0, (samples or 0) / (steps * settings.batch)) or 1.0  # of shown samples, each for the first time
+    once = samples / (steps * settings.batch) if samples else 1.0  # all are tokenized once, however few are shown
     operations = _per_sample(config, turn, costs.of(turn, rows=1), stored=once)
     nets = _nets(config, turn)
     trained_modules = _trained(nets, turn)

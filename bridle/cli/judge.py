@@ -25,7 +25,8 @@ def probe(
     """Linear or attentive probe of a frozen encoder, beside raw features and an untrained encoder; JSON and table.
 
     Data with folds is cross-validated; settings are chosen on training items only. probe.pool is mean, axis (one mean
-    per place of a grid axis), class (the class token) or attentive; probe.layer=N reads block N; data.views=N looks at N parts of every item.
+    per place of a grid axis), class (the class token) or attentive; probe.layer=N reads block N instead of the last;
+    data.views=N looks at N parts of every item.
 
     Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10
     """

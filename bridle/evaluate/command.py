@@ -15,9 +15,10 @@ from bridle import distributed
 from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.build import is_labelled, open_data
 from bridle.data.cache import MEGABYTE
+from bridle.data.identity import splits_digest
 from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
-from bridle.evaluate.cache import FeatureCache, splits_digest
+from bridle.evaluate.cache import FeatureCache
 from bridle.evaluate.judge import Judge, probe_header, protocol_of
 from bridle.train.checkpoint import is_exported
 from bridle.train.checkpoint import load as load_checkpoint
@@ -197,8 +198,14 @@ def _results(path: Path, header: Mapping[str, Any], progress: ProgressLine) -> R
     return Results.anew(path, header)
 
 
-def _header(config: Config, folder: Path, digest: str | None) -> dict[str, Any]:
+def data_protocol(config: Config) -> dict[str, Any]:
+    """Which items were scored, and how much of each; without `trim` where it is off, as older files have it."""
     data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
+    return {key: value for key, value in data.items() if key != "trim" or value}
+
+
+def _header(config: Config, folder: Path, digest: str | None) -> dict[str, Any]:
+    data = data_protocol(config)
     head = probe_header(config, folder)
     protocol = {**head["protocol"], **data, "data": digest, "crops": config.video.crops, "seed": config.seed}
     return {**head, "protocol": protocol}

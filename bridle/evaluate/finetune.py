@@ -25,12 +25,13 @@ from bridle import distributed, failpoints
 from bridle.config import Config, differences, read_config, with_absolute_paths
 from bridle.data.balance import balancing_weights, label_set
 from bridle.data.build import open_data
+from bridle.data.identity import splits_digest
 from bridle.data.loader import require_even_shares
 from bridle.data.mixing import mixed
 from bridle.data.part import part_of
 from bridle.data.sources import Labels, Source, Splits
 from bridle.errors import ConfigError, DataError, UsageError
-from bridle.evaluate.cache import splits_digest
+from bridle.evaluate.command import DATA_KEYS, data_protocol
 from bridle.evaluate.features import stratified
 from bridle.evaluate.items import choose_items
 from bridle.evaluate.scoring import Scored, blind_score, score_items, true_labels
@@ -47,8 +48,8 @@ from bridle.train.run import Results, Run, locked_by_first, record_settings, res
 from bridle.train.runtime import Machine, StopRequest
 
 MAY_CHANGE = (
-    *("finetune.", "data.root", "data.manifest", "data.layout", "data.segments", "data.test_fold", "data.views"),
-    *("data.trim", "data.workers", "data.cache_mb", "data.bad_share", "runtime.", "seed"),
+    *("finetune.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb", "data.bad_share"),
+    *("runtime.", "seed"),
 )
 TEST_SHARE = 0.2  # of each class, where the data has neither a test split nor folds
 FILE, FIGURES, SCORES = "finetune.json", "figures.json", "scores.safetensors"
@@ -124,7 +125,8 @@ class Job:
         command: str | None,
     ) -> None:
         # Samples are augmented as fine-tuning wants it, not as pretraining did.
-        self.config = config.model_copy(update={"augment": config.finetune.augment})
+        live = config.encoder_phase.model_copy(update={"codes": "live"})  # stored ones go with samples as they are
+        self.config = config.model_copy(update={"augment": config.finetune.augment, "encoder_phase": live})
         self.place, self.start, self.stop = place, start, stop
         self.callbacks, self.command = callbacks, command
         self.machine, self.progress = Machine(config.runtime), ProgressLine()
@@ -331,11 +333,9 @@ def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: st
 
 def protocol(config: Config) -> dict[str, Any]:
     """What makes two fine-tunings comparable; where they start from is told apart by name."""
-    data = config.data.model_dump(mode="json")
-    keys = ("root", "manifest", "layout", "segments", "test_fold", "views", "trim")
     return {
         "finetune": config.finetune.model_dump(mode="json", exclude={"from_scratch"}),
-        **{key: data[key] for key in keys},
+        **data_protocol(config),
         "seed": config.seed,
     }
 

@@ -18,13 +18,14 @@ from bridle import distributed
 from bridle.config import Config
 from bridle.config.training_schema import ProbeConfig
 from bridle.data.build import is_labelled
+from bridle.data.identity import data_digest, splits_digest
 from bridle.data.loader import Batch, Loader, sequential
 from bridle.data.part import part_of
 from bridle.data.sources import Source, Splits, Views
 from bridle.errors import DataError
 from bridle.evaluate.advice import in_force
 from bridle.evaluate.attentive import fit_attentive
-from bridle.evaluate.cache import FeatureCache, data_digest, make_key, splits_digest, weights_digest
+from bridle.evaluate.cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.codebooks import codebook_health, verdicts
 from bridle.evaluate.features import (
     Features,
@@ -65,7 +66,7 @@ MOST_NUMBERS = 2**24  # of their inputs together; of large inputs fewer go at on
 
 FOLDS = 5  # of data without its own, with probe.on: folds
 SCORED = {"test": "", "validation": ", validation items", "folds": ", all items in folds"}
-CLASSIFIER = 2  # goes up when the same settings give other scores
+CLASSIFIER = 3  # goes up when the same settings give other scores
 QUIET_SECONDS = 2.0  # before progress is shown
 
 Collect = Callable[[Source], Features]
@@ -354,6 +355,8 @@ def without_test(splits: Splits) -> Splits:
 def protocol_of(config: Config) -> dict[str, Any]:
     """What the scores of a results file were found by; those of another protocol do not stand beside them."""
     settings = config.probe.model_dump(mode="json", exclude={"enabled", "cache_mb"})
+    if settings["layer"] is None:
+        del settings["layer"]  # as files have it that are older than the setting
     return {"probe": settings, "classifier": CLASSIFIER}
 
 

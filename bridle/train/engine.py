@@ -210,6 +210,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     if restored is None:
         save()  # a codebook start is not done twice
     phase.prepare()
+    clock.start()
     for micro_batches in loader.steps(progress.step, phase.steps):
         update = take_step(run, phase, replicas, progress, optimizer, parameters, micro_batches, ages)
         finished = progress.step == phase.steps

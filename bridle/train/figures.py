@@ -32,6 +32,10 @@ class Clock:
         self.step, self.batch, self.time = step, batch, time.perf_counter()
         self.spent, self.began = spent, began
 
+    def start(self) -> None:
+        """What was done before the first step is no part of the rate."""
+        self.time = time.perf_counter()
+
     def cpu_seconds(self, device: torch.device) -> float | None:
         """Of all ranks together; None where what was before is not known. Collective."""
         here = torch.tensor(cpu_seconds() - self.began, dtype=torch.float64, device=device)

@@ -37,6 +37,8 @@ from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
 from bridle.train.stored import forget_codes
 
+STARTED = "encoder_start.json"  # in a run: what was taken from encoder.weights
+
 Evaluate = Callable[[Nets], Mapping[str, Any]]
 
 
@@ -233,7 +235,7 @@ def renew(run: Run[Nets], turn: Turn) -> None:
     if config.encoder.weights is not None and turn.name != "tokenizer" and anew:
         started = load_vit(nets.encoder, config.encoder.weights)
         if distributed.rank() == 0:
-            write_json(run.folder / "encoder_start.json", started.record())
+            write_json(run.folder / STARTED, started.record())
         run.progress.note(started.describe())
     to_device(run)
 

@@ -12,6 +12,7 @@ from torch.nn.functional import layer_norm
 
 from bridle import distributed, failpoints
 from bridle.config.schema import PhaseConfig
+from bridle.data.identity import data_digest
 from bridle.data.loader import Batch
 from bridle.data.order import Order
 from bridle.models.build import Nets
@@ -181,12 +182,15 @@ def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTabl
     def tokenized() -> Iterator[tuple[Tensor, Tensor]]:
         run.progress.note(f"{key}: tokenizing all {len(run.source):,} samples once (encoder_phase.codes=stored)")
         for batch in first_batches(run, key, settings, samples=len(run.source), saved=CODES_ANEW):
-            codes = targets(run.nets, batch.x, batch.valid).codes.cpu()
+            with run.machine.autocast():  # as a live step computes them
+                codes = targets(run.nets, batch.x, batch.valid).codes.cpu()
             drawn = torch.from_numpy(order.at(range(batch.rows.start, batch.rows.stop)))
             sound = batch.index == drawn  # what stands in for a bad sample has a row, and a turn, of its own
             yield drawn[sound], codes[sound]
 
-    table.open(tokenized, made_from=run.nets.tokenizer.state_dict(), tell=run.progress.note)
+    # Nobody's Dataset has a name, and two of one length are taken for the same.
+    beside = {"data": distributed.done_once(lambda: data_digest(run.source)), "precision": run.machine.precision}
+    table.open(tokenized, tokenizer=run.nets.tokenizer.state_dict(), beside=beside, tell=run.progress.note)
 
 
 def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:

@@ -2,10 +2,11 @@
 
 Shapes: N samples, T tokens, M codebooks; the table (N, T, M) holds two bytes a code, four where a codebook needs them.
 
-The table is a function of the tokenizer and the data: samples go through the tokenizer in the phase's order, in
-batches of a fixed size that are cut before they are shared out, so that neither the number of processes nor a restart
-changes a code. It may be deleted at any time and is gone when the phase is over. A sample that could not be read when
-the table was made has no codes in it; where one turns up later its batch is tokenized live.
+The table is a function of tokenizer, data and precision, and is made anew where one of them has changed. Samples go
+through the tokenizer in the phase's order, in batches of a fixed size that are cut before they are shared out, so that
+neither the number of processes nor a restart changes a code. It may be deleted at any time and is gone when the phase
+is over. A sample that could not be read when the table was made has no codes in it; where one turns up later its batch
+is tokenized live.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from bridle.train.ranks import digest
 
 FOLDER = "codes"  # in a run
 Tokenized = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # of this rank's batches, indices (B,) and codes (B, T, M)
+MadeFrom = Mapping[str, str | None]
 
 
 class CodeTable:
@@ -43,11 +45,19 @@ class CodeTable:
     def _facts(self) -> Path:
         return self.path.with_suffix(".json")
 
-    def open(self, tokenized: Tokenized, *, made_from: Mapping[str, Tensor], tell: Callable[[str], None]) -> None:
-        """Read the table of the tokenizer whose state is `made_from`, or make it anew (collective)."""
-        tokenizer = f"{mix(*(part for name in sorted(made_from) for part in (name, digest(made_from[name])))):016x}"
-        if not distributed.done_once(lambda: self._is_whole(tokenizer, tell)):
-            self._make(tokenized, tokenizer)
+    def open(
+        self,
+        tokenized: Tokenized,
+        *,
+        tokenizer: Mapping[str, Tensor],
+        beside: Mapping[str, str | None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """Read the table of a tokenizer with this state, and of what else it hangs on, or make it anew (collective)."""
+        state = mix(*(part for name in sorted(tokenizer) for part in (name, digest(tokenizer[name]))))
+        made_from = {"tokenizer": f"{state:016x}", **beside}
+        if not distributed.done_once(lambda: self._is_whole(made_from, tell)):
+            self._make(tokenized, made_from)
         self.codes = np.load(self.path, mmap_mode="r", allow_pickle=False)
 
     def of(self, index: Tensor) -> Tensor | None:
@@ -56,21 +66,21 @@ class CodeTable:
         found = self.codes[index.numpy()].astype(np.int64)
         return None if (found == self.missing).any() else torch.from_numpy(found)
 
-    def _is_whole(self, tokenizer: str, tell: Callable[[str], None]) -> bool:
+    def _is_whole(self, made_from: MadeFrom, tell: Callable[[str], None]) -> bool:
         if not (self.path.is_file() and self._facts.is_file()):
             return False
         try:
-            whole = read_json(self._facts) == self._described(tokenizer)
+            whole = read_json(self._facts) == self._described(made_from)
         except (OSError, CheckpointError):
             whole = False
         if not whole:
-            tell(f"{self.path}: damaged, or of another tokenizer; the codes are computed again.")
+            tell(f"{self.path}: damaged, or of another tokenizer or other data; the codes are computed again.")
         return whole
 
-    def _described(self, tokenizer: str) -> dict[str, Any]:
-        return {"tokenizer": tokenizer, "shape": list(self.shape), **fingerprint(self.path)}
+    def _described(self, made_from: MadeFrom) -> dict[str, Any]:
+        return {**made_from, "shape": list(self.shape), **fingerprint(self.path)}
 
-    def _make(self, tokenized: Tokenized, tokenizer: str) -> None:
+    def _make(self, tokenized: Tokenized, made_from: MadeFrom) -> None:
         temporary = self.path.with_name(f".tmp-{self.path.name}")
         distributed.done_once(lambda: self._allocate(temporary))
         rows = np.load(temporary, mmap_mode="r+", allow_pickle=False)
@@ -78,11 +88,13 @@ class CodeTable:
             rows[index.numpy()] = codes.numpy()
         rows.flush()
         distributed.barrier()
-        distributed.done_once(lambda: self._publish(temporary, tokenizer))
+        distributed.done_once(lambda: self._publish(temporary, made_from))
 
     def _allocate(self, temporary: Path) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            for useless in (temporary, self._facts, self.path):  # before space is asked for, some of which they take
+                useless.unlink(missing_ok=True)
             size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
             require_space(self.path.parent, size, what="the stored codes (encoder_phase.codes=stored)")
             rows = np.lib.format.open_memmap(temporary, mode="w+", dtype=self.dtype, shape=self.shape)
@@ -91,10 +103,9 @@ class CodeTable:
         except OSError as error:
             raise CheckpointError(f"{temporary}: codes cannot be stored ({error.strerror or error}).") from error
 
-    def _publish(self, temporary: Path, tokenizer: str) -> None:
-        self._facts.unlink(missing_ok=True)  # never beside a file that it does not describe
+    def _publish(self, temporary: Path, made_from: MadeFrom) -> None:
         temporary.replace(self.path)
-        write_json(self._facts, self._described(tokenizer))
+        write_json(self._facts, self._described(made_from))
 
 
 def forget_codes(folder: Path) -> None:

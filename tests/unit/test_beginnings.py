@@ -72,3 +72,20 @@ def test_what_begins_otherwise_borrows_nothing(small: Small, tmp_path: Path, oth
     (tmp_path / "begun").mkdir()
     assert borrow_beginning(small(KEEP), tmp_path / "begun", [tmp_path / "one"]) is None
     assert borrow_beginning(small(KEEP), tmp_path / "new", [tmp_path / "one"]) == tmp_path / "one"
+
+
+def test_only_runs_of_one_iteration_lend(small: Small, tmp_path: Path) -> None:
+    api.pretrain(small(KEEP), out=tmp_path / "two")
+    assert borrow_beginning(small(KEEP, "schedule.iterations=3"), tmp_path / "three", [tmp_path / "two"]) is None
+
+
+def test_checkpoints_on_the_way_are_borrowed_where_they_are_kept(small: Small, tmp_path: Path) -> None:
+    kept = ("runtime.keep_finished=true", "runtime.checkpoint_every=2")
+    api.pretrain(small(ONE, *kept, steps=4), out=tmp_path / "one")
+    config = small(KEEP, *kept, steps=4)
+    assert borrow_beginning(config, tmp_path / "two", [tmp_path / "one"]) == tmp_path / "one"
+    names = [sorted(path.name for path in (tmp_path / run / "checkpoints").iterdir()) for run in ("one", "two")]
+    assert names[0] == names[1]
+    assert len(names[0]) == 4  # steps 0, 2 and 4, and which one is the latest
+    often = small(KEEP, *kept, "runtime.checkpoint_every=1", steps=4)
+    assert borrow_beginning(often, tmp_path / "often", [tmp_path / "one"]) is None

@@ -18,11 +18,12 @@ from PIL import Image
 from bridle import api
 from bridle.config import load_config
 from bridle.data.build import open_data
+from bridle.data.identity import data_digest, splits_digest
 from bridle.data.memory import TensorSource
 from bridle.data.part import part_of
 from bridle.data.sources import Splits
 from bridle.evaluate import judge as judge_module
-from bridle.evaluate.cache import FeatureCache, data_digest, make_key, splits_digest, weights_digest
+from bridle.evaluate.cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.command import knn_run, probe_run
 from bridle.evaluate.features import Features
 from bridle.evaluate.finetune import finetune_run

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from bridle import api
-from bridle.config import Config
+from bridle.config import Config, load_config
 from bridle.data.memory import TensorSource
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError
 from bridle.evaluate import command, features
-from bridle.evaluate.command import knn_run, probe_run
-from bridle.evaluate.judge import Judge
+from bridle.evaluate.command import data_protocol, knn_run, probe_run
+from bridle.evaluate.judge import Judge, protocol_of
 from bridle.evaluate.transfer import LabelsResult, ProbeResult
 from bridle.models.build import build_encoder
 from bridle.train.log import ProgressLine
@@ -382,3 +382,11 @@ def test_what_the_run_measured_by_the_same_protocol_is_taken_over(run: Path, mon
     known = json.loads((run / "results.json").read_text())
     monkeypatch.setattr(command, "Judge", lambda *given, **named: lambda nets: pytest.fail("measured again"))
     assert json.loads(probe_run(run, []).read_text())["evaluations"] == known["evaluations"]
+
+
+def test_settings_that_are_off_leave_protocols_as_older_files_have_them() -> None:
+    plain, changed = (load_config("audio", change) for change in (["data.trim=false"], ["probe.layer=1"]))
+    assert "layer" not in protocol_of(plain)["probe"]
+    assert protocol_of(changed)["probe"]["layer"] == 1
+    assert "trim" not in data_protocol(plain)
+    assert data_protocol(changed)["trim"] is True

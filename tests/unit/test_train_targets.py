@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,17 +19,19 @@ from safetensors.torch import load_file
 import bridle
 from bridle import api
 from bridle.ablation import cells, read_grid
-from bridle.config import Config, load_config
+from bridle.config import Config, load_config, read_config
 from bridle.data.build import open_data
 from bridle.data.loader import Loader
 from bridle.data.memory import TensorSource
 from bridle.errors import CheckpointError, Interrupted, UsageError
 from bridle.evaluate.examine import examine_run
+from bridle.evaluate.finetune import finetune_run
 from bridle.models.build import build_nets
 from bridle.models.tokenizer import ColdStartTokenizer, VitTokenizer
 from bridle.train.interleave import schedule
 from bridle.train.log import read_rows
 from bridle.train.phases import teach
+from bridle.train.runtime import Machine
 from bridle.train.stored import CodeTable
 
 Small = Callable[..., Config]
@@ -178,9 +182,9 @@ def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp
         yield torch.tensor([2, 0]), codes[[2, 0]]
         yield torch.tensor([3]), codes[[3]]  # sample 1 could not be read
 
-    def opened(weight: float) -> CodeTable:
+    def opened(weight: float, data: str | None = None) -> CodeTable:
         table = CodeTable(tmp_path / "codes" / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
-        table.open(tokenized, made_from={"w": torch.tensor([weight])}, tell=told.append)
+        table.open(tokenized, tokenizer={"w": torch.tensor([weight])}, beside={"data": data}, tell=told.append)
         return table
 
     found = opened(1.0).of(torch.tensor([3, 0, 2]))
@@ -198,15 +202,68 @@ def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp
     assert found is not None
     assert torch.equal(found, codes[[3]])
     assert len(made) == 3
-    assert len(told) == 2
+    opened(2.0, "other files")
+    opened(2.0, "other files")
+    assert len(made) == 4
+    assert len(told) == 3
     assert all("computed again" in line for line in told)
+
+
+def test_stored_codes_are_computed_in_the_precision_of_a_step(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced: list[bool] = []
+    encode = VitTokenizer.encode
+
+    def watched(self: Any, x: Any, *, valid: Any = None) -> Any:
+        reduced.append(torch.is_autocast_enabled("cpu"))
+        return encode(self, x, valid=valid)
+
+    monkeypatch.setattr(VitTokenizer, "encode", watched)
+    # bf16, which real runs use, would need a safe CPU
+    monkeypatch.setattr(Machine, "autocast", lambda self: torch.autocast("cpu", dtype=torch.float16))
+    api.pretrain(small(*STORED, steps=2), out=tmp_path / "run")
+    assert len(reduced) > 4
+    assert reduced.count(False) == 1  # the start of the codebooks
+
+
+def test_codes_of_other_files_are_not_taken_for_those_of_the_data(small: Small, tmp_path: Path) -> None:
+    for folder, value in (("one", 1.0), ("other", 2.0)):
+        (tmp_path / folder).mkdir()
+        for n in range(12):
+            wave = torch.randn(1, 1024, generator=torch.Generator().manual_seed(n)) * value
+            np.save(tmp_path / folder / f"{n}.npy", wave.numpy())
+    told = [small(*STORED, f"data.root={tmp_path / folder}", recipe="signal", steps=4) for folder in ("one", "other")]
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        api.pretrain(told[0], out=run, callbacks=[StopAt(1, "encoder", 2)])
+    facts = json.loads((run / "codes" / "iter1-encoder.json").read_text())
+    with pytest.raises(Interrupted):
+        api.pretrain(told[1], out=run, callbacks=[StopAt(1, "encoder", 3)])
+    again = json.loads((run / "codes" / "iter1-encoder.json").read_text())
+    assert (facts["tokenizer"], facts["shape"]) == (again["tokenizer"], again["shape"])
+    assert facts["data"] != again["data"]
+
+
+def test_space_is_asked_for_after_what_an_earlier_try_left_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=1_000 - sum(file.stat().st_size for file in tmp_path.iterdir()))
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    for left in (".tmp-t.npy", "t.npy"):
+        (tmp_path / left).write_bytes(bytes(480))
+    table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
+    table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)
+    assert table.of(torch.tensor([0])) is None
 
 
 def test_a_full_disk_is_told_before_the_codes_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
     table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
     with pytest.raises(CheckpointError, match=r"stored codes .*: needed 48 bytes, free 10 bytes"):
-        table.open(lambda: iter(()), made_from={}, tell=print)
+        table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)
     assert not list(tmp_path.glob("*.npy"))
 
 
@@ -266,3 +323,10 @@ def test_the_commands_of_the_guide_are_understood() -> None:
     assert iterations["RQ 4 x 256, first tokenizer kept"] == iterations["RQ 4 x 256, iteration 2"] == 2
     assert set(iterations.values()) == {1, 2}
     assert iterations["patches"] == 1
+
+
+def test_a_run_with_stored_codes_is_fine_tuned_on_augmented_samples(small: Small, tmp_path: Path) -> None:
+    api.pretrain(small(*STORED, "schedule.iterations=1", steps=2), out=tmp_path / "run")
+    finetune_run(tmp_path / "run", ["finetune.steps=1", "finetune.items=40", "finetune.augment.enabled=true"])
+    (written,) = (tmp_path / "run" / "finetune").rglob("config.yaml")
+    assert read_config(written).augment.enabled  # and it can be read
