@@ -32,6 +32,8 @@ class DataConfig(Section):
     def _check(self) -> Self:
         if (self.mean is None) != (self.std is None):
             raise ValueError("data.mean: give data.mean and data.std together, or neither to have them measured")
+        if self.trim and self.source != "audio":
+            raise ValueError(f"data.trim: only recordings can be trimmed, not data.source '{self.source}'")
         return self
 
 

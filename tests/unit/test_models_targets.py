@@ -102,6 +102,7 @@ def test_targets_of_hidden_positions_are_those_positions() -> None:
         (["encoder_phase.codes=stored", "augment.enabled=false", "schedule.mode=joint"], "change with every step"),
         (["loss.teacher_block=9"], "give 1 to"),
         (["loss.teacher_block=0"], "teacher_block"),
+        (["data.trim=true"], r"data\.trim: only recordings"),
         (["probe.layer=9"], r"probe\.layer: 9 of an encoder with"),
         (["loss.target=pixels"], "codes"),
     ],
