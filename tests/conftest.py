@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +38,21 @@ SMALL = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests first: what two workers share at the end is then short."""
     items.sort(key=lambda item: "e2e" not in item.path.parts)
+
+
+@pytest.fixture(scope="session")
+def benchmark_script() -> Callable[[str], Any]:
+    """benchmark_script("name"): benchmarks/name.py as a module."""
+
+    def load(name: str) -> Any:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / f"benchmarks/{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 HEAD = "row,seed,iteration,step,cpu_minutes,score\n"
 
 
 @pytest.fixture(scope="module")
-def figure() -> Any:
-    spec = importlib.util.spec_from_file_location("features_per_minute", ROOT / "benchmarks/features_per_minute.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def figure(benchmark_script: Callable[[str], Any]) -> Any:
+    return benchmark_script("features_per_minute")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,6 @@ from bridle.train.expected import Band, Curves, CurveWatch, curve_names, method_
 from bridle.train.interleave import schedule
 from bridle.train.run import with_statistics
 
-ROOT = Path(__file__).resolve().parents[2]
 HOW = "make it anew: benchmarks/expected_curves.py says how"
 POINTS = {
     100: {
@@ -210,13 +208,8 @@ def test_a_shipped_reference_covers_every_phase(recipe: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def maker() -> Any:
-    spec = importlib.util.spec_from_file_location("expected_curves", ROOT / "benchmarks/expected_curves.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def maker(benchmark_script: Callable[[str], Any]) -> Any:
+    return benchmark_script("expected_curves")
 
 
 def write_run(folder: Path, config: Config, losses: Callable[[int], float]) -> Path:
