@@ -42,6 +42,7 @@ from bridle.errors import ConfigError, UsageError, quoted
 from bridle.evaluate.paired import Change, Hits, compare, compare_hits, read_hits
 from bridle.processes import run_beside
 from bridle.report.curves import curve_of, write_curves
+from bridle.report.terminal import BASELINES
 from bridle.seeding import generator, mix
 from bridle.train.checkpoint import read_json, write_json
 from bridle.train.log import append_row, read_rows
@@ -83,6 +84,9 @@ class Score(NamedTuple):
 
     values: Sequence[float]  # one number, or one of each fold
     hits: Hits | None = None  # which test items were answered rightly, where that is known
+
+
+Scores = Mapping[str, Mapping[int, Score]]  # by measure and seed
 
 
 def table_names() -> list[str]:
@@ -288,10 +292,31 @@ def read_scores(cell: Cell, grid: Grid) -> dict[str, Score]:
         result = _last_evaluation(path, cell, grid).get(measure)
         if not result:
             raise UsageError(f"{path}: no {measure} result; the table needs labelled data.")
-        parts = result.get("folds") or [result]
-        values = [float(part.get("accuracy", part["mean_average_precision"])) for part in parts]
-        scores[measure] = Score(values, read_hits(result))
+        scores[measure] = score_of(result)
     return scores
+
+
+def score_of(result: Mapping[str, Any]) -> Score:
+    parts = result.get("folds") or [result]
+    values = [float(part.get("accuracy", part["mean_average_precision"])) for part in parts]
+    return Score(values, read_hits(result))
+
+
+def baseline_lines(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]]) -> list[dict[str, Any]]:
+    """What the probe says of raw inputs and of the first row's encoder before training, where its runs know."""
+    if "probe" not in grid.measures:
+        return []
+    benchmark = next(iter(grid.rows))
+    first = [cell for cell in scores if cell.row == benchmark]
+    files = {cell.seed: cell.folder / "results.json" for cell in first}
+    known = {seed: read_json(path).get("baselines") or {} for seed, path in files.items() if path.is_file()}
+    base = {cell.seed: scores[cell]["probe"] for cell in first}
+    lines = []
+    for key, name in BASELINES.items():
+        own = {seed: score_of(found[key]) for seed, found in known.items() if key in found}
+        if own.keys() == base.keys():
+            lines.append(scores_line(name, {"probe": own}, {"probe": base}, grid.measures, beside=benchmark))
+    return lines
 
 
 def change_of(own: Mapping[int, Score], base: Mapping[int, Score]) -> tuple[Change, dict[int, Change]]:
@@ -336,7 +361,9 @@ def write_tables(
     told = f"`{command}`; {cpu:.1f} CPU minutes in all, {minutes:.1f} wall minutes since it was last started. "
     told += f"Mean ± spread over seeds; changes are ± half their 95 % interval, paired by {paired}. "
     told += "Nothing was chosen on test data."
-    rows = [[line["row"], *line["shown"], f"{line['cpu_minutes']:.1f}"] for line in lines]
+    baselines = baseline_lines(grid, scores)
+    rows = [[line["row"], *line["shown"], ""] for line in baselines]
+    rows += [[line["row"], *line["shown"], f"{line['cpu_minutes']:.1f}"] for line in lines]
     markdown = "\n".join(
         [f"**{grid.title}**", "", _bar(heads), _bar(["---"] * len(heads)), *(_bar(row) for row in rows), "", told, ""]
     )
@@ -345,7 +372,10 @@ def write_tables(
     csv.writer(text).writerows([heads, *rows])
     (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
     cost = {"cpu_minutes": cpu, "wall_minutes_since_last_start": minutes}
-    write_json(out / "table.json", {"title": grid.title, "command": command, "seeds": seeds, **cost, "rows": lines})
+    write_json(
+        out / "table.json",
+        {"title": grid.title, "command": command, "seeds": seeds, **cost, "baselines": baselines, "rows": lines},
+    )
     title = escape(grid.title)
     screen = Table(*heads, title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for row in rows:
@@ -357,13 +387,28 @@ def write_tables(
 
 
 def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]], row: str) -> dict[str, Any]:
-    """The figures of one row, and how they are shown."""
+    """The figures of one row beside the first."""
     benchmark = next(iter(grid.rows))
+    own, base = (
+        {
+            measure: {cell.seed: scores[cell][measure] for cell in scores if cell.row == name}
+            for measure in grid.measures
+        }
+        for name in (row, benchmark)
+    )
+    return scores_line(row, own, base, grid.measures, beside=benchmark)
+
+
+def scores_line(row: str, owns: Scores, bases: Scores, measures: Sequence[str], *, beside: str) -> dict[str, Any]:
+    """Scores by measure and seed, and how they are shown; a measure that the row does not have stays empty."""
     line: dict[str, Any] = {"row": row, "scores": {}, "changes": {}}
     means, changes = [], []
-    for measure in grid.measures:
-        own = {cell.seed: scores[cell][measure] for cell in scores if cell.row == row}
-        base = {cell.seed: scores[cell][measure] for cell in scores if cell.row == benchmark}
+    for measure in measures:
+        if measure not in owns:
+            means.append("")
+            changes.append("")
+            continue
+        own, base = owns[measure], bases[measure]
         by_seed = [mean(score.values) for score in own.values()]
         spread = f" ±{100 * stdev(by_seed):.1f}" if len(by_seed) > 1 else ""
         change, within = change_of(own, base)
@@ -371,7 +416,7 @@ def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]], row: str)
         by_items = {str(seed): one._asdict() for seed, one in within.items()}
         line["changes"][measure] = {**change._asdict(), "within_seed": by_items}
         means.append(f"{100 * mean(by_seed):.1f}{spread}")
-        changes.append("0" if row == benchmark else str(change))
+        changes.append(str(change) if row != beside else "0")
     return {**line, "shown": [*means, *changes]}
 
 

@@ -123,6 +123,29 @@ def test_scores_of_folds_are_taken_one_by_one(tmp_path: Path) -> None:
     assert read_scores(cell, grid(a=(), b=())) == {"probe": Score([0.5, 0.7])}
 
 
+def test_raw_inputs_and_the_untrained_encoder_stand_above_the_rows(tmp_path: Path) -> None:
+    rows = grid(base=(), other=("quantizer=vq",))
+    scores = {
+        Cell(row, seed, tmp_path / f"{row}{seed}", (), ()): {"probe": Score([value])}
+        for row, values in (("base", (0.50, 0.52)), ("other", (0.55, 0.58)))
+        for seed, value in enumerate(values)
+    }
+    for seed, untrained in enumerate((0.40, 0.41)):
+        (tmp_path / f"base{seed}").mkdir()
+        known = {"raw": {"accuracy": 0.3}, "untrained": {"accuracy": untrained}}
+        known = {name: {**one, "mean_average_precision": 0.1} for name, one in known.items()}
+        (tmp_path / f"base{seed}" / "results.json").write_text(json.dumps({"baselines": known}))
+    lines = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=1.0).read_text().splitlines()
+    half = 12.706 * (0.02 / sqrt(2)) / sqrt(2)  # raw lies 20 and 22 points below
+    assert lines[4:6] == [
+        f"| raw input | 30.0 ±0.0 | -21.0 ±{100 * half:.1f} * |  |",
+        f"| untrained encoder | 40.5 ±0.7 | -10.5 ±{50 * half:.1f} * |  |",  # 10 and 11
+    ]
+    stored = json.loads((tmp_path / "table.json").read_text())
+    assert [line["row"] for line in stored["baselines"]] == ["raw input", "untrained encoder"]
+    assert [line["row"] for line in stored["rows"]] == ["base", "other"]
+
+
 def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     rows = grid(base=(), other=("quantizer=vq",))
     scores = {
