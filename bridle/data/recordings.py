@@ -13,6 +13,7 @@ In training, in this order: roll the whole clip, cut, mix with another clip, gai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from math import ceil, log
 
@@ -105,7 +106,10 @@ class Recordings:
 
     def listen(self, index: int) -> Tensor:
         """The waveform (N,) at the front end's rate that un-augmented sample `index` shows."""
-        return self._shown(index, centre)
+        if self.trim:
+            with suppress(LongRecordingError):
+                return self.shape.cut_wave(self._whole(index), centre)
+        return self._part(index, centre, whole=self.shape.samples).wave
 
     def describe(self, index: int) -> str:
         start, end = WHOLE if self.spans is None else self.spans[index]
@@ -121,29 +125,12 @@ class Recordings:
         if self.keeps_wave:
             features: Tensor = self.front(self._wave(index, place, None))
             return features
-        whole = self._kept_features(index)
-        if whole is not None:
-            return whole.narrow(0, *self.shape.cut(len(whole), place))
-        features = self.front(self._shown(index, place))
+        if self.trim or self.cache.limit > 0:  # where its sound begins and ends only all of a clip can tell
+            with suppress(LongRecordingError):
+                whole = self.cache.get(index, lambda: self.front(self._whole(index)))
+                return whole.narrow(0, *self.shape.cut(len(whole), place))
+        features = self.front(self._part(index, place, whole=self.shape.samples).wave)
         return features
-
-    def _shown(self, index: int, place: Place) -> Tensor:
-        """(N ≤ samples of a sample,) un-augmented, decoded for this."""
-        if self.trim:  # where its sound begins and ends only all of a clip can tell
-            try:
-                return self.shape.cut_wave(self._whole(index), place)
-            except LongRecordingError:
-                pass
-        return self._part(index, place, whole=self.shape.samples).wave
-
-    def _kept_features(self, index: int) -> Tensor | None:
-        """(n, mels) of a whole clip from the cache; None where nothing is kept, or the recording is long."""
-        if self.cache.limit == 0:
-            return None
-        try:
-            return self.cache.get(index, lambda: self.front(self._whole(index)))
-        except LongRecordingError:
-            return None
 
     def _wave(self, index: int, place: Place, generator: torch.Generator | None) -> Tensor:
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""

@@ -50,7 +50,7 @@ class CodeTable:
         tokenized: Tokenized,
         *,
         tokenizer: Mapping[str, Tensor],
-        beside: Mapping[str, str | None],
+        beside: MadeFrom,
         tell: Callable[[str], None],
     ) -> None:
         """Read the table of a tokenizer with this state, and of what else it hangs on, or make it anew (collective)."""
