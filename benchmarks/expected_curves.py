@@ -7,9 +7,9 @@
     python benchmarks/expected_curves.py runs/rq-* runs/vq-*
 
 Reads config.yaml and metrics.jsonl of runs of one recipe, several seeds of each method, and writes
-bridle/config/curves/RECIPE.json (`--out` names another folder). The runs must be the recipe as shipped except for seed,
-places of the data, codebooks' sizes and what moves no curve (probe, finetune, runtime); `runtime.log_every` must be the
-recipe's, since it decides what is averaged.
+bridle/config/reference_curves/RECIPE.json (`--out` names another folder). The runs must be the recipe as
+shipped except for seed, places of the data, codebooks' sizes and what moves no curve (probe, finetune, runtime);
+`runtime.log_every` must be the recipe's, since it decides what is averaged.
 
 Each phase is cut into eight equal parts. At the end of each, mean and spread (sample standard deviation) are taken over
 the logged rows of all seeds within `WINDOW` steps: a row is one batch, so the spread is that of a single row.
@@ -28,15 +28,15 @@ from typing import Any, NamedTuple
 
 import bridle.config
 from bridle.config import Config, read_config
+from bridle.runs.metrics import read_rows
+from bridle.train.algorithm1 import schedule
 from bridle.train.engine import phase_key
-from bridle.train.expected import FORMAT, changes, method_key, recipe_of, settings_of
-from bridle.train.interleave import schedule
-from bridle.train.log import read_rows
+from bridle.train.reference_curves import FORMAT, changes, method_key, recipe_of, settings_of
 
 POINTS = 8  # per phase
 WINDOW = 30  # steps on either side
 DIGITS = 5  # behind the point
-CURVES = Path(bridle.config.__file__).parent / "curves"
+CURVES = Path(bridle.config.__file__).parent / "reference_curves"
 
 
 class Finished(NamedTuple):

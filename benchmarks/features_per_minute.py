@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bridle.report.curves import Point, averaged, draw_lines
-from bridle.report.drawing import FONT_SIZE, LIGHT, drawing, png
+from bridle.report.svg import FONT_SIZE, LIGHT, drawing, png
 
 TITLES = {"esc50-tiny": "ESC-50, linear probe", "cifar10-tiny": "CIFAR-10, linear probe"}
 NAMES = {"RQ 4 x 256": "RQ 4 × 256", "VQ 1 x 1024": "VQ 1 × 1024", "patches": "patches (MAE)"}

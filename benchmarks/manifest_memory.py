@@ -56,8 +56,8 @@ def measure(file: Path, *, workers: int) -> dict[str, Any]:
 
 
 def child(file: Path, workers: int) -> None:
-    from bridle.data.manifest import read_manifest
-    from bridle.data.workers import in_order
+    from bridle.data.listing.manifest import read_manifest
+    from bridle.data.loading.worker_pool import in_order
 
     begin = time.process_time()
     found = read_manifest(file, base=None)

@@ -26,7 +26,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bridle.data.audio import LogMel
+from bridle.data.audio.logmel import LogMel
 from bridle.quantize import Codebook, ResidualQuantizer
 from bridle.quantize.rules import Rule
 from bridle.quantize.usage import effective_usage, top_share, usage_rate

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bridle.report.figures import demo_summary_figure
 from bridle.report.page import probes_by_title, read_run
+from bridle.report.plots import demo_summary_figure
 from bridle.report.runs import RunSummary
 
 

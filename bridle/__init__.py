@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.api import Finished, pretrain
-    from bridle.export.codes import read_codes, read_features
-    from bridle.export.files import FileCodes, FileFeatures
-    from bridle.export.model import Model, load
-    from bridle.export.sequence_files import read_sequences
-    from bridle.retrieve.search import Index, open_index
+    from bridle.infer.files import FileCodes, FileFeatures
+    from bridle.infer.model import Model, load
+    from bridle.infer.read import read_codes, read_features
+    from bridle.infer.sequence_files import read_sequences
+    from bridle.search.query import Index, open_index
 
 __all__ = [
     "FileCodes",
@@ -39,15 +39,15 @@ __all__ = [
 _HOME = {
     "pretrain": "bridle.api",
     "Finished": "bridle.api",
-    "load": "bridle.export.model",
-    "Model": "bridle.export.model",
-    "FileCodes": "bridle.export.files",
-    "FileFeatures": "bridle.export.files",
-    "read_codes": "bridle.export.codes",
-    "read_features": "bridle.export.codes",
-    "read_sequences": "bridle.export.sequence_files",
-    "open_index": "bridle.retrieve.search",
-    "Index": "bridle.retrieve.search",
+    "load": "bridle.infer.model",
+    "Model": "bridle.infer.model",
+    "FileCodes": "bridle.infer.files",
+    "FileFeatures": "bridle.infer.files",
+    "read_codes": "bridle.infer.read",
+    "read_features": "bridle.infer.read",
+    "read_sequences": "bridle.infer.sequence_files",
+    "open_index": "bridle.search.query",
+    "Index": "bridle.search.query",
 }
 
 

@@ -13,20 +13,21 @@ from torch.utils.data import Dataset, IterableDataset
 
 from bridle import distributed
 from bridle.config import Config, load_config, read_config, with_absolute_paths
+from bridle.data.arrays.memory import DatasetSource
 from bridle.data.build import open_data
-from bridle.data.loader import measure
-from bridle.data.memory import DatasetSource
-from bridle.data.mixing import mixed
+from bridle.data.inspect.statistics import data_std
+from bridle.data.loading.loader import measure
+from bridle.data.loading.mixing import mixed
 from bridle.data.sources import Source, Splits
-from bridle.data.statistics import data_std
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
-from bridle.evaluate.judge import Judge, going_on, probe_header
-from bridle.export.model import Model, load
+from bridle.evaluate.evaluator import Judge, going_on, probe_header
+from bridle.infer.model import Model, load
+from bridle.machine import Machine, StopRequest
 from bridle.models.build import build_encoder, build_nets
-from bridle.models.foreign import load_vit
-from bridle.train.checkpoint import load as load_checkpoint
-from bridle.train.interleave import Turn, finished_phases, has_trained_tokenizer, interleave, require_shares
-from bridle.train.log import Callback, ProgressLine, tensorboard_if_installed
+from bridle.models.vit_import import load_vit
+from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.metrics import Callback, ProgressLine, tensorboard_if_installed
+from bridle.train.algorithm1 import Turn, finished_phases, has_trained_tokenizer, interleave, require_shares
 from bridle.train.run import (
     Results,
     Run,
@@ -37,7 +38,6 @@ from bridle.train.run import (
     require_same_data,
     with_statistics,
 )
-from bridle.train.runtime import Machine, StopRequest
 
 
 class Finished(NamedTuple):

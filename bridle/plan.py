@@ -31,7 +31,7 @@ from bridle.data.build import EMBEDDED, open_data
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import Nets
 from bridle.nn.transformer import Block
-from bridle.train.interleave import Turn, has_trained_tokenizer, schedule
+from bridle.train.algorithm1 import Turn, has_trained_tokenizer, schedule
 
 NUMBER = 4  # bytes of a float32
 SECONDS_PER_DAY = 86_400.0

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bridle
-from bridle.data.demo import digits
+from bridle.data.embedded.sets import digits
 
 
 def main() -> dict[int, tuple[float, float]]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import bridle
-from bridle.data.demo import digits
+from bridle.data.embedded.sets import digits
 
 
 def main() -> tuple[float, float]:

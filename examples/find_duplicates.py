@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 import bridle
-from bridle.data.demo import digits
+from bridle.data.embedded.sets import digits
 
 
 def main() -> float:

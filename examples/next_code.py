@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import bridle
-from bridle.data.demo import digits
-from bridle.export.sequences import Vocabulary, framed, make_vocabulary
+from bridle.data.embedded.sets import digits
+from bridle.infer.sequences import Vocabulary, framed, make_vocabulary
 
 STEPS, BATCH = 160, 64
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bridle.data.demo import digits
+from bridle.data.embedded.sets import digits
 from bridle.quantize import ResidualQuantizer
 
 STAGES, CODES, WIDTH = 4, 64, 16

@@ -18,7 +18,7 @@ from typing import NamedTuple
 SERVER = get_context("forkserver")
 SERVER.set_forkserver_preload(
     [
-        *("bridle.api", "bridle.cli", "bridle.evaluate.finetune", "bridle.evaluate.judge", "bridle.report.terminal"),
+        *("bridle.api", "bridle.cli", "bridle.evaluate.finetune", "bridle.evaluate.evaluator", "bridle.report.tables"),
         *("torch._dynamo", "torch.utils.tensorboard.writer", "sklearn.linear_model", "sklearn.datasets", "rich.table"),
         *("av", "soundfile", "PIL.Image", "matplotlib.figure", "sklearn.metrics", "sklearn.neighbors"),
     ]

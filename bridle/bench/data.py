@@ -24,18 +24,18 @@ import torch
 from bridle.bench.quantizer import processor, resident
 from bridle.config import Config
 from bridle.data.build import open_data
-from bridle.data.keeper import here
-from bridle.data.loader import Batch, Loader
+from bridle.data.loading.keeper import here
+from bridle.data.loading.loader import Batch, Loader
 from bridle.data.sources import Source
+from bridle.machine import Machine, StopRequest
 from bridle.models.build import Nets, build_nets
 from bridle.quantize.usage import CodeAge
+from bridle.runs.metrics import ProgressLine
 from bridle.seeding import generator
 from bridle.train.engine import Phase, Progress, build_replicas, take_step
-from bridle.train.log import ProgressLine
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase
 from bridle.train.run import Run
-from bridle.train.runtime import Machine, StopRequest
 
 ROWS = 16  # samples a worker prepares at a time, at most
 PASSES = 4

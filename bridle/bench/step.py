@@ -25,18 +25,18 @@ from bridle.bench.data import start_codes
 from bridle.bench.quantizer import Call, cpu_seconds, describe_machine, extra_memory, one_thread
 from bridle.bench.reference import PlainStep
 from bridle.config import Config, load_config
-from bridle.data.loader import Batch, Loader
-from bridle.data.memory import TensorSource
+from bridle.data.arrays.memory import TensorSource
+from bridle.data.loading.loader import Batch, Loader
+from bridle.machine import Machine, StopRequest
 from bridle.models.build import Nets, build_nets
 from bridle.models.losses import encoder_loss
 from bridle.quantize.usage import CodeAge
+from bridle.runs.metrics import ProgressLine
 from bridle.seeding import generator
 from bridle.train.engine import Draws, Progress, build_replicas, take_step
-from bridle.train.log import ProgressLine
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase, hidden_positions, targets
 from bridle.train.run import Run
-from bridle.train.runtime import Machine, StopRequest
 
 MODALITIES = ("audio", "image", "video")
 SIZES = ("tiny", "small", "base")

@@ -71,7 +71,7 @@ def here(run: Path) -> Path:
 def show_results(run: Path, results: str = "results.json", *, overrides: Sequence[str] = ()) -> None:
     """The results of a run as a table, then what was written and what to do next, on the same data."""
     from bridle.report.runs import read_run
-    from bridle.report.terminal import few_shot_table, results_table
+    from bridle.report.tables import few_shot_table, results_table
 
     if not is_first_process():
         return

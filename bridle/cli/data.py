@@ -31,9 +31,9 @@ def data_check(
 
     Example:  bridle data check recordings/ --out findings.jsonl
     """
-    from bridle.data.check import check_folder
-    from bridle.data.listing import tell_layout
-    from bridle.report.datasets import check_lines, findings_table, following
+    from bridle.data.inspect.check import check_folder
+    from bridle.data.listing.layouts import tell_layout
+    from bridle.report.data_tables import check_lines, findings_table, following
 
     if path.is_dir() and tell_layout(path) == "shards":
         show_shard_check(path, out=out, workers=all_cores() if workers is None else workers, strict=strict)
@@ -75,8 +75,8 @@ def data_stats(
     Example:  bridle data stats recordings/ --recipe audio geometry.input=[512,128]
     """
     from bridle.config import load_config
-    from bridle.data.statistics import guess_recipe, measure_data
-    from bridle.report.datasets import availability_table, following, statistics_lines
+    from bridle.data.inspect.statistics import guess_recipe, measure_data
+    from bridle.report.data_tables import availability_table, following, statistics_lines
 
     name = recipe or guess_recipe(path)
     where = f"data.manifest={path}" if path.is_file() else f"data.root={path}"
@@ -94,9 +94,9 @@ def data_stats(
 
 def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool) -> None:
     """`data check` for a folder of shards."""
-    from bridle.data.check import rows_to
-    from bridle.data.verify import check_shards
-    from bridle.report.datasets import following
+    from bridle.data.inspect.check import rows_to
+    from bridle.data.shards.verify import check_shards
+    from bridle.report.data_tables import following
 
     with following("checked", "shards") as tell:
         found = check_shards(path, workers=workers, tell=tell)
@@ -134,9 +134,9 @@ def data_shard(
 
     Example:  bridle data shard photos/ --out photo-shards --shard-mb 64
     """
-    from bridle.data.gather import files_to_shard
-    from bridle.data.sharding import SKIPPED, write_shards
-    from bridle.report.datasets import following
+    from bridle.data.shards.gather import files_to_shard
+    from bridle.data.shards.writer import SKIPPED, write_shards
+    from bridle.report.data_tables import following
 
     todo = files_to_shard(path, source=source)
     for note in todo.found.notes:

@@ -35,8 +35,8 @@ def export(
 
     Example:  bridle export runs/c10 --out models/c10 --onnx --data-licence "CC BY 4.0"
     """
-    from bridle.export.model import load
-    from bridle.export.outward import export_model
+    from bridle.export.command import export_model
+    from bridle.infer.model import load
 
     model = load(run, iteration=iteration, device="cpu")
     licensed = model.trained(data_licence=data_licence)
@@ -78,7 +78,7 @@ def import_weights(
 
     Example:  bridle import mae.safetensors --out models/mae geometry.input=[224,224]
     """
-    from bridle.export.inward import import_vit
+    from bridle.export.vit_import import import_vit
 
     given, licence = overrides or [], data_licence
     found = import_vit(file, out, recipe=recipe, overrides=given, data_licence=licence, overwrite=overwrite)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bridle.cli.app import RunFolder, app, console
-from bridle.cli.use import Workers
+from bridle.cli.infer import Workers
 from bridle.errors import UsageError
 
 
@@ -32,9 +32,9 @@ def index(
 
     Example:  bridle index runs/c10 photos/ --out photos-index
     """
-    from bridle.export.command import Options, as_pooling
-    from bridle.export.model import load
-    from bridle.retrieve.index import update_index
+    from bridle.infer.model import load
+    from bridle.infer.write import Options, as_pooling
+    from bridle.search.index import update_index
 
     pooling = as_pooling(pool) if pool else None
     if pool and pooling is None:
@@ -66,7 +66,7 @@ def search(
 
     Example:  bridle search photos-index cat.jpg -k 5 --html hits.html
     """
-    from bridle.retrieve.search import open_index
+    from bridle.search.query import open_index
 
     if bool(queries) == evaluate:
         raise UsageError("give a file to search for, or --evaluate to judge the search by the labels.")
@@ -81,7 +81,7 @@ def search(
         found.append(opened.search(query, by="codes" if by == "codes" else "features", k=k))
         _show_hits(found[-1])
     if html is not None:
-        from bridle.retrieve.page import write_page
+        from bridle.search.page import write_page
 
         typer.echo(f"wrote {write_page(opened, found, html)}")
 
@@ -90,7 +90,7 @@ def _show_hits(found: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from bridle.export.files import name_of
+    from bridle.infer.files import name_of
 
     screen = console()
     screen.print(Text(f"like {name_of(found.query)}, by {found.by}"))
@@ -106,7 +106,7 @@ def _show_hits(found: Any) -> None:
 def _evaluate(opened: Any, samples: int) -> None:
     from rich.table import Table
 
-    from bridle.retrieve.quality import measure_quality, write_quality
+    from bridle.search.quality import measure_quality, write_quality
 
     measured = measure_quality(opened, queries=samples)
     table = Table("by", "mAP %", "95 %", "first hit %", "chance mAP %", box=None, header_style="bold", pad_edge=False)
@@ -133,7 +133,7 @@ def sequences(
 
     Example:  bridle sequences codes.npz --out sequences --pattern delayed --context 512
     """
-    from bridle.export.sequence_files import write_sequences
+    from bridle.infer.sequence_files import write_sequences
 
     written = write_sequences(codes, out, pattern=pattern, context=context, form=form, overwrite=overwrite)
     blocks = f", {written.blocks:,} blocks of {context}" if context else ""

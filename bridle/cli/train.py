@@ -23,7 +23,7 @@ def demo(
 
     Example:  bridle demo --modality image
     """
-    from bridle.demo import MODALITIES, run_demo
+    from bridle.grid.demo import MODALITIES, run_demo
 
     if modality is not None and modality not in MODALITIES:
         raise UsageError(f"--modality {modality!r}: expected one of {', '.join(MODALITIES)}.")
@@ -88,7 +88,7 @@ def pretrain(
     if finished and is_first_process():
         typer.echo(f"{out} is finished; nothing to do.")
     elif is_first_process():
-        from bridle.train.runtime import peak_memory
+        from bridle.machine import peak_memory
 
         typer.echo(f"peak memory {peak_memory()}", err=True)
     show_results(out)
@@ -112,8 +112,8 @@ def finetune(
     if (run / "config.yaml").is_file():
         make_precision_safe(read_config(run / "config.yaml", overrides or []).runtime.precision)
     from bridle.evaluate.finetune import finetune_run
-    from bridle.report.finetuned import finetune_table
-    from bridle.train.checkpoint import read_json
+    from bridle.report.finetune_tables import finetune_table
+    from bridle.runs.checkpoint import read_json
 
     command = f"bridle {shlex.join(sys.argv[1:])}"
     path = finetune_run(run, overrides or [], iteration=iteration, command=command)
@@ -145,7 +145,7 @@ def ablate(
 
     Example:  bridle ablate cifar10-tiny data.root=cifar10 --table attribution --seeds 0,1
     """
-    from bridle.ablation import read_grid, run_grid
+    from bridle.grid.ablation import read_grid, run_grid
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]

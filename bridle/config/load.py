@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bridle.config.document import Entry, Path, Table, merge, nest, read_document, read_value
 from bridle.config.schema import Config
+from bridle.config.strict_yaml import Entry, Path, Table, merge, nest, read_document, read_value
 from bridle.errors import ConfigError, UsageError, quoted
 
 SIZES: Mapping[str, Mapping[str, int]] = {

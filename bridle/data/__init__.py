@@ -6,8 +6,8 @@ folders    train, test and classes in folders of files          workers  the pro
 image, signal, audio    files of each kind                      demo, synth    the embedded data sets
 """
 
-from bridle.data.loader import BadSample, Batch, Loader, Moments, measure, sequential
-from bridle.data.memory import DatasetSource, TensorSource
+from bridle.data.arrays.memory import DatasetSource, TensorSource
+from bridle.data.loading.loader import BadSample, Batch, Loader, Moments, measure, sequential
 from bridle.data.sources import Sample, Source, Splits
 
 __all__ = [

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 
 from bridle.config import Config
 from bridle.config.schema import DataConfig
-from bridle.data import demo
-from bridle.data.audio import LogMel
-from bridle.data.folders import existing_folder
-from bridle.data.image import ImageReader, open_images
-from bridle.data.listing import DataListing, find_data, tell_layout
-from bridle.data.loader import load_sound
-from bridle.data.recordings import RecordingReader, open_recordings
-from bridle.data.shards import find_shards
-from bridle.data.signal import SignalReader, open_signals
+from bridle.data.arrays.source import SignalReader, open_signals
+from bridle.data.audio.logmel import LogMel
+from bridle.data.audio.source import RecordingReader, open_recordings
+from bridle.data.embedded import sets as embedded_sets
+from bridle.data.image.source import ImageReader, open_images
+from bridle.data.listing.folders import existing_folder
+from bridle.data.listing.layouts import DataListing, find_data, tell_layout
+from bridle.data.loading.loader import load_sound
+from bridle.data.shards.reader import find_shards
 from bridle.data.sources import Reader, Source, Splits
-from bridle.data.video import VideoReader, open_videos
+from bridle.data.video.source import VideoReader, open_videos
 from bridle.errors import ConfigError, DataError, UsageError
 
-EMBEDDED = {"digits": demo.digits, "moving-digits": demo.moving_digits, "sounds": demo.sounds}
+EMBEDDED = {
+    "digits": embedded_sets.digits,
+    "moving-digits": embedded_sets.moving_digits,
+    "sounds": embedded_sets.sounds,
+}
 
 
 def open_data(config: Config) -> Splits:
@@ -52,7 +56,7 @@ def open_reader(config: Config) -> Reader:
         case "signals":
             return SignalReader(geometry=geometry)
         case "digits":
-            return demo.DigitReader(geometry=geometry)
+            return embedded_sets.DigitReader(geometry=geometry)
         case source:
             raise UsageError(
                 f"a model trained on {source!r} knows no kind of file; give arrays to its tokenize or encode instead."

@@ -15,7 +15,7 @@ from torch import Tensor
 from bridle.errors import DataError
 
 if TYPE_CHECKING:
-    from bridle.data.member import Place
+    from bridle.data.shards.tar_member import Place
 
 Labels = Sequence[int | tuple[int, ...]]  # of each sample one label, or any number of them
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.errors import DataError
-from bridle.evaluate.advice import (
+from bridle.evaluate.codebook_advice import (
     NOTHING,
     InForce,
     against_collapse,

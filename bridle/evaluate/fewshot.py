@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.logistic import fit_logistic, fit_quality, moments_of
+from bridle.evaluate.heads.logistic import fit_logistic, fit_quality, moments_of
 from bridle.evaluate.metrics import Interval
-from bridle.evaluate.paired import compare, half_width
-from bridle.evaluate.transfer import Pair
+from bridle.evaluate.probe import Pair
+from bridle.evaluate.significance import compare, half_width
 from bridle.seeding import generator
 
 STRENGTH = 1.0  # C of the logistic regression

@@ -23,29 +23,29 @@ from numpy.typing import NDArray
 
 from bridle import distributed, failpoints
 from bridle.config import Config, differences, read_config, with_absolute_paths
-from bridle.data.balance import balancing_weights, label_set
 from bridle.data.build import open_data
-from bridle.data.identity import splits_digest
-from bridle.data.loader import require_even_shares
-from bridle.data.mixing import mixed
-from bridle.data.part import part_of
+from bridle.data.digests import splits_digest
+from bridle.data.loading.balance import balancing_weights, label_set
+from bridle.data.loading.loader import require_even_shares
+from bridle.data.loading.mixing import mixed
 from bridle.data.sources import Labels, Source, Splits
+from bridle.data.subset import part_of
 from bridle.errors import ConfigError, DataError, UsageError
-from bridle.evaluate.command import DATA_KEYS, data_protocol
 from bridle.evaluate.features import stratified
-from bridle.evaluate.items import choose_items
-from bridle.evaluate.scoring import Scored, blind_score, score_items, true_labels
-from bridle.evaluate.transfer import Part, summarise
+from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, true_labels
+from bridle.evaluate.probe import Part, summarise
+from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
+from bridle.evaluate.subsample import choose_items
+from bridle.machine import Machine, StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
+from bridle.runs.checkpoint import is_exported, read_json, write_json
+from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.metrics import Callback, ProgressLine, read_rows, tensorboard_if_installed
 from bridle.seeding import generator, mix
-from bridle.train.checkpoint import is_exported, read_json, write_json
-from bridle.train.checkpoint import load as load_checkpoint
+from bridle.train.algorithm1 import finished_phases, restore_nets
 from bridle.train.finetune import Loss, Tuned, finetune
-from bridle.train.interleave import finished_phases, restore_nets
-from bridle.train.log import Callback, ProgressLine, read_rows, tensorboard_if_installed
 from bridle.train.run import Results, Run, locked_by_first, record_settings, results_header
-from bridle.train.runtime import Machine, StopRequest
 
 MAY_CHANGE = (
     *("finetune.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb", "data.bad_share"),

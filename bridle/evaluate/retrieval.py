@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from bridle.evaluate.features import Array, Features
+from bridle.evaluate.knn import unit_rows
 from bridle.evaluate.metrics import Interval, Ranking, bootstrap_interval
-from bridle.evaluate.neighbours import unit_rows
-from bridle.evaluate.transfer import Pair
+from bridle.evaluate.probe import Pair
 from bridle.seeding import generator
 
 MOST_COSINES = 2**27  # per fold; of larger sets some queries are drawn

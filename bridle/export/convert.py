@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bridle.errors import DataError, UsageError, quoted
-from bridle.models.naming import several
+from bridle.models.vit_names import several
 
 USUAL = (
     "model",

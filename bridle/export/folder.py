@@ -28,11 +28,11 @@ from torch import Tensor
 from bridle.config import Config, dump_config
 from bridle.errors import CheckpointError, NonFiniteError, UsageError, quoted
 from bridle.export.card import model_card
-from bridle.export.trained import FORMAT, Trained
+from bridle.export.load import FORMAT, Trained
 from bridle.models.build import named_state
-from bridle.models.foreign import fingerprint
 from bridle.models.tokenizer import ColdStartTokenizer
-from bridle.train.checkpoint import EXPORTED, MANIFEST, replace_folder, write_json
+from bridle.models.vit_import import fingerprint
+from bridle.runs.checkpoint import EXPORTED, MANIFEST, replace_folder, write_json
 
 WEIGHTS, SETTINGS, CARD = "model.safetensors", "config.yaml", "README.md"
 LOADED = (WEIGHTS, SETTINGS, EXPORTED, MANIFEST)  # what loading needs

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bridle.errors import UsageError
-from bridle.export.trained import Trained
+from bridle.export.load import Trained
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer
 from bridle.seeding import generator

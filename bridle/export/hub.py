@@ -15,7 +15,7 @@ from typing import Any
 
 from bridle.errors import CheckpointError, UsageError, quoted
 from bridle.export.folder import CARD, LOADED
-from bridle.train.checkpoint import MANIFEST
+from bridle.runs.checkpoint import MANIFEST
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 INSTALL = 'pip install "bridle[hub]"'

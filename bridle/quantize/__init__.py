@@ -9,9 +9,9 @@ Shapes: S rows or (B, T) tokens, Dq code width, M codebooks, K codes.
 """
 
 from bridle.quantize.codebook import Codebook
-from bridle.quantize.found import Quantized, Statistics
+from bridle.quantize.initialise import StartReport
 from bridle.quantize.kmeans import CodebookWarning
 from bridle.quantize.residual import ResidualQuantizer
-from bridle.quantize.start import StartReport
+from bridle.quantize.result import Quantized, Statistics
 
 __all__ = ["Codebook", "CodebookWarning", "Quantized", "ResidualQuantizer", "StartReport", "Statistics"]

@@ -19,13 +19,22 @@ from torch import Tensor, nn
 
 from bridle import distributed
 from bridle.errors import ConfigError, NonFiniteError, UsageError
-from bridle.quantize import search
+from bridle.quantize import walk
 from bridle.quantize.codebook import Codebook, Update
-from bridle.quantize.found import Quantized, Statistics
+from bridle.quantize.initialise import (
+    Solved,
+    Start,
+    StartReport,
+    gather,
+    redraw,
+    redraw_rare,
+    solve_stages,
+    start_stage,
+)
 from bridle.quantize.nearest import full_precision
+from bridle.quantize.result import Quantized, Statistics
 from bridle.quantize.rules import Rule
-from bridle.quantize.search import Plan, SoftWeights
-from bridle.quantize.start import Solved, Start, StartReport, gather, redraw, redraw_rare, solve_stages, start_stage
+from bridle.quantize.walk import Plan, SoftWeights
 
 
 class ResidualQuantizer(nn.Module):
@@ -101,12 +110,12 @@ class ResidualQuantizer(nn.Module):
         # A copy of the codes makes the result a value: updates between forward and statistics cannot mix into it.
         plan = self._plan(tuple(book.code.detach().clone() for book in self.books))
         with full_precision(x.device):
-            walked = search.walk(rows.detach(), plan, valid=valid, pull=torch.is_grad_enabled() and x.requires_grad)
+            walked = walk.walk(rows.detach(), plan, valid=valid, pull=torch.is_grad_enabled() and x.requires_grad)
             tokens = torch.full((), len(rows), device=x.device) if valid is None else valid.sum()
             share = 1 / (tokens.clamp_min(1).double() * self.codebooks)
             straight, commitment = walked.q, (walked.errors.sum() * share).float()
             if walked.pull is not None:
-                straight, commitment = search.attach(rows, walked, commitment, share.float(), plan)
+                straight, commitment = walk.attach(rows, walked, commitment, share.float(), plan)
             energy = torch.cat([torch.ones_like(walked.errors[:1]), walked.errors / walked.energy.clamp_min(1e-30)])
 
         def shaped(rows: Tensor) -> Tensor:
@@ -135,7 +144,7 @@ class ResidualQuantizer(nn.Module):
         self._require_started()
         plan, rows = self._plan(tuple(book.code.detach() for book in self.books)), self._rows(x)
         with full_precision(x.device):
-            codes = search.assign(rows.detach(), plan, stages=self._stages(stages))
+            codes = walk.assign(rows.detach(), plan, stages=self._stages(stages))
         return codes.view(*x.shape[:-1], codes.shape[-1])
 
     def decode(self, codes: Tensor, *, stages: int | None = None) -> Tensor:
@@ -151,7 +160,7 @@ class ResidualQuantizer(nn.Module):
         stages = min(self._stages(stages), codes.shape[-1])
         index = codes.reshape(-1, codes.shape[-1]).long()
         vectors = [book.code.index_select(0, index[:, m]) for m, book in enumerate(self.books[:stages])]
-        q = search.combine(vectors, self.residual)
+        q = walk.combine(vectors, self.residual)
         q = nn.functional.pad(q, (0, self.width - q.shape[1]))
         return q.view(*codes.shape[:-1], self.width)
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from bridle.report.drawing import FONT_SIZE, LIGHT, Theme, drawing, legend, png, quiet, svg
 from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.runs import items, main_score, mapping, number, whole
+from bridle.report.svg import FONT_SIZE, LIGHT, Theme, drawing, legend, png, quiet, svg
 
 COLUMNS = 2  # of the legend
 

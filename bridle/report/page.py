@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.errors import CheckpointError, UsageError, quoted
-from bridle.report.drawing import DARK, LIGHT, css_variables
-from bridle.report.figures import (
+from bridle.report.numbers import decimal, percent, thousands
+from bridle.report.plots import (
     Bar,
     bar_of,
     code_norm_histograms,
@@ -24,9 +24,9 @@ from bridle.report.figures import (
     probe_bars,
     token_accuracy_curves,
 )
-from bridle.report.judged import BASELINES, Labelled, judged_rows
-from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.runs import RunSummary, items, main_score, mapping, number, read_run, score_name, whole
+from bridle.report.score_tables import BASELINES, Labelled, judged_rows
+from bridle.report.svg import DARK, LIGHT, css_variables
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
 

@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from bridle import distributed, failpoints
 from bridle.config.schema import MaskConfig, PhaseConfig
-from bridle.data.loader import Batch
+from bridle.data.loading.loader import Batch
 from bridle.errors import CheckpointError, NonFiniteError, UsageError
+from bridle.machine import cpu_seconds
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.transformer import drop_path_scales
 from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge
+from bridle.runs import checkpoint
+from bridle.runs.metrics import COSTS, append_row, cpu_seconds_at
 from bridle.seeding import generator
-from bridle.train import checkpoint
-from bridle.train.figures import Clock, Watches, report
-from bridle.train.log import COSTS, append_row, cpu_seconds_at
 from bridle.train.optim import (
     build_optimizer,
     learning_rate,
@@ -35,9 +35,9 @@ from bridle.train.optim import (
     same_rate,
     set_rate,
 )
-from bridle.train.ranks import Replicas, agree, require_equal, whole_state
+from bridle.train.parallel import Replicas, agree, require_equal, whole_state
 from bridle.train.run import Networks, Run
-from bridle.train.runtime import cpu_seconds
+from bridle.train.step_metrics import Clock, Watches, report
 
 
 class StepResult(NamedTuple):

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from bridle import distributed
-from bridle.data.loader import Batch
+from bridle.data.loading.loader import Batch
 from bridle.errors import ConfigError, DataError
 from bridle.models.build import named_state
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
+from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
 from bridle.train.engine import Draws, Phase, StepResult, fit, move, phase_key
-from bridle.train.interleave import last_checkpoint, load_modules, to_device
 from bridle.train.run import Run
 
 Loss = Literal["ce", "bce"]

@@ -12,9 +12,9 @@ from torch.nn.functional import layer_norm
 
 from bridle import distributed, failpoints
 from bridle.config.schema import PhaseConfig
-from bridle.data.identity import data_digest
-from bridle.data.loader import Batch
-from bridle.data.order import Order
+from bridle.data.digests import data_digest
+from bridle.data.loading.loader import Batch
+from bridle.data.loading.order import Order
 from bridle.models.build import Nets
 from bridle.models.losses import (
     CodeTargets,
@@ -33,9 +33,9 @@ from bridle.quantize import CodebookWarning, Quantized
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
 from bridle.train.engine import Draws, Phase, StepResult, move
-from bridle.train.ranks import share_bad
+from bridle.train.parallel import share_bad
 from bridle.train.run import Run
-from bridle.train.stored import FOLDER, CodeTable
+from bridle.train.stored_codes import FOLDER, CodeTable
 
 MOST_START_TOKENS = 131_072
 START_TOKENS_PER_CODE = 64

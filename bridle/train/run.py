@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from bridle import distributed
 from bridle.config import Config, differences, dump_config, read_config
-from bridle.data.balance import WeightedOrder
-from bridle.data.loader import BadSample, Loader
+from bridle.data.loading.balance import WeightedOrder
+from bridle.data.loading.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
-from bridle.train.checkpoint import exported_facts, is_exported, write_json
-from bridle.train.log import Callback, MetricsFile, ProgressLine, append_row, read_rows
-from bridle.train.runtime import Machine, StopRequest, environment, locked
+from bridle.machine import Machine, StopRequest, environment, locked
+from bridle.runs.checkpoint import exported_facts, is_exported, write_json
+from bridle.runs.metrics import Callback, MetricsFile, ProgressLine, append_row, read_rows
 
 # Keys that may differ between the command that began a run and the one that continues it.
 FREE_KEYS = (

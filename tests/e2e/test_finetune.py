@@ -17,12 +17,12 @@ from sklearn.metrics import average_precision_score  # type: ignore[import-untyp
 
 from bridle import api
 from bridle.config import Config, load_config
-from bridle.data.memory import TensorSource
+from bridle.data.arrays.memory import TensorSource
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted, UsageError
 from bridle.evaluate import finetune as command
 from bridle.evaluate.finetune import find_units, finetune_run, protocol_digits
-from bridle.report.finetuned import finetune_table
+from bridle.report.finetune_tables import finetune_table
 
 Small = Callable[..., Config]
 QUICK = (

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 import bridle
-from bridle.data.demo import moving_digits
+from bridle.data.embedded.sets import moving_digits
 from bridle.data.sources import Source
 
 

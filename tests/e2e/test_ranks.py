@@ -22,14 +22,14 @@ from torch import Tensor
 
 from bridle import api
 from bridle.errors import Interrupted
-from bridle.evaluate.command import knn_run
 from bridle.evaluate.finetune import finetune_run
-from bridle.export.model import load
+from bridle.evaluate.probe_command import knn_run
+from bridle.infer.model import load
 
 WORKER = Path(worker.__file__)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
 LAUNCH = [sys.executable, "-m", "bridle", "launch", "--devices", "2", "--"]
-ROOT = WORKER.parents[2]
+ROOT = WORKER.parents[1]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 

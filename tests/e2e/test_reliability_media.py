@@ -11,7 +11,7 @@ from soak import media
 from bridle import api
 from bridle.config import Config, load_config
 from bridle.data.build import open_data
-from bridle.data.loader import sequential
+from bridle.data.loading.loader import sequential
 from bridle.errors import DataError
 
 

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.report.canvas import data_uri, sound_uri
 from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, write_report
+from bridle.report.sample_pictures import data_uri, sound_uri
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on PATH (Debian: apt install chromium)")

@@ -20,8 +20,8 @@ import bridle
 from bridle import api
 from bridle.config import Config
 from bridle.errors import ConfigError, Interrupted, UsageError
+from bridle.machine import locked
 from bridle.train.run import require_same
-from bridle.train.runtime import locked
 
 Small = Callable[..., Config]
 

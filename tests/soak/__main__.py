@@ -70,7 +70,7 @@ def suites(out: Path) -> Iterator[Case]:
         yield Case(file, (AGREE, RESUME, LOST, NAN_RANK) if file == RANKS[0] else (AGREE,), go)
     units = [f"tests/unit/{file}" for file in HOSTILES]
     yield Case("hostile", (HOSTILE,), partial(run_suite, units, out=out / "hostile.xml", area_of=lambda test: HOSTILE))
-    contained = ["tests/unit/test_reliability_containment.py"]
+    contained = ["tests/data/loading/test_containment.py"]
     go = partial(run_suite, contained, out=out / "contained.xml", area_of=lambda test: DECODERS)
     yield Case("decoders", (DECODERS,), go)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from bridle.train.checkpoint import checkpoint_folders, load_latest, publish
+from bridle.runs.checkpoint import checkpoint_folders, load_latest, publish
 from soak.tally import Tally
 
 Damage = tuple[str, bytes]  # what was done, and what came of it

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from bridle.errors import CheckpointError
-from bridle.train.checkpoint import load_latest, publish
+from bridle.runs.checkpoint import load_latest, publish
 from soak.tally import Tally, judged
 
 SIZE = 50_000  # numbers of each tensor

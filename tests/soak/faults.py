@@ -67,7 +67,7 @@ def prepare(faults: str, log: Path, ledger: Path) -> None:
 
 def keep_ledger(ledger: Path) -> None:
     """Write down the fingerprints of all files of every checkpoint that is published, before rotation removes it."""
-    from bridle.train import checkpoint
+    from bridle.runs import checkpoint
 
     original = checkpoint.replace_folder
 

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from forked import SERVER
 
 from bridle.config import load_config, read_config, recipe_names
-from bridle.data import watch
-from bridle.data.workers import in_order
+from bridle.data.loading import watchdog
+from bridle.data.loading.worker_pool import in_order
 from bridle.errors import BridleError
 from soak.specimens import SLOW, Specimen
 from soak.specimens import SPECIMENS as MEDIA
@@ -57,14 +57,14 @@ class Outcome(NamedTuple):
 def fuzz(kind: str, count: int, *, workers: int = 2, first: int = 0) -> Outcome:
     """Try `count` mutations of a kind of file, or of configs (kind "config"), or of overrides (kind "override")."""
     with tempfile.TemporaryDirectory() as folder:
-        before, watch.PATIENCE = watch.PATIENCE, SLOW + 1
+        before, watchdog.PATIENCE = watchdog.PATIENCE, SLOW + 1
         if kind in SPECIMENS:
             good_files(kind)  # made once, before the workers are forked
         try:
             trials = in_order(partial(trial, kind, folder), range(first, first + count), workers=workers)
             return Outcome(kind, Counter(trials))
         finally:
-            watch.PATIENCE = before
+            watchdog.PATIENCE = before
 
 
 def fuzz_apart(kind: str, count: int, *, first: int, told: Path) -> Outcome:
@@ -98,7 +98,7 @@ def trial(kind: str, folder: str, seed: int) -> str:
         attempt = partial(SPECIMENS[kind].read, place)
     began = time.monotonic()
     try:
-        with watch.watched(f"{folder} {kind} {seed}"):
+        with watchdog.watched(f"{folder} {kind} {seed}"):
             attempt()
         said = "used"
     except BridleError as error:

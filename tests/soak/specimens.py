@@ -17,15 +17,15 @@ import soundfile
 from PIL import Image
 
 from bridle.config import load_config
-from bridle.data.audioset import CLASSES, find_audioset
+from bridle.data.arrays.source import open_signal
+from bridle.data.audio.decode import read_waveform
 from bridle.data.build import open_data
-from bridle.data.image import read_image
-from bridle.data.loader import load_sound
-from bridle.data.manifest import read_manifest
-from bridle.data.rows import DataListing
-from bridle.data.signal import open_signal
-from bridle.data.video import Decoding
-from bridle.data.waveform import read_waveform
+from bridle.data.image.source import read_image
+from bridle.data.listing.audioset import CLASSES, find_audioset
+from bridle.data.listing.manifest import read_manifest
+from bridle.data.listing.table import DataListing
+from bridle.data.loading.loader import load_sound
+from bridle.data.video.source import Decoding
 from bridle.errors import DataError
 from bridle.geometry import Geometry
 

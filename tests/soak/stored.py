@@ -21,25 +21,25 @@ from safetensors.torch import save_file
 
 import bridle
 from bridle.config import dump_config, load_config
-from bridle.data.index import build_at, digest
-from bridle.data.index import read_index as read_rows_index
-from bridle.data.manifest import parse_manifest
+from bridle.data.listing.manifest import parse_manifest
+from bridle.data.listing.table_on_disk import build_at, digest
+from bridle.data.listing.table_on_disk import read_index as read_rows_index
 from bridle.errors import DataError
-from bridle.export.codes import read_codes
-from bridle.export.command import Options, tokenize_inputs
 from bridle.export.convert import convert_file
-from bridle.export.model import Model
-from bridle.export.sequence_files import read_sequences, write_sequences
+from bridle.infer.model import Model
+from bridle.infer.read import read_codes
+from bridle.infer.sequence_files import read_sequences, write_sequences
+from bridle.infer.write import Options, tokenize_inputs
 from bridle.models.build import build_encoder, build_nets
-from bridle.models.foreign import load_vit, vit_shape
+from bridle.models.vit_import import load_vit, vit_shape
 from bridle.report.page import write_report
 from bridle.report.runs import read_run
-from bridle.retrieve.index import update_index
-from bridle.retrieve.search import open_index
+from bridle.runs.checkpoint import load, load_latest, publish
+from bridle.runs.metrics import ProgressLine
+from bridle.search.index import update_index
+from bridle.search.query import open_index
 from bridle.seeding import generator
-from bridle.train.checkpoint import load, load_latest, publish
-from bridle.train.interleave import step_of
-from bridle.train.log import ProgressLine
+from bridle.train.algorithm1 import step_of
 from soak.specimens import Specimen, rows_of
 
 # What a folder of the package says of its model serves as the results of a run.

@@ -1,0 +1,126 @@
+"""Commands that judge a run: probe, knn, codebooks, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, show_results
+
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features in RUN/cache, and use none kept there.")]
+
+
+@app.command()
+def probe(
+    run: RunFolder,
+    overrides: Overrides = None,
+    shots: Annotated[str | None, typer.Option(help="Labels per class of a few-shot probe, such as 1,5,10.")] = None,
+    head: Annotated[str | None, typer.Option(help="logistic (solved to the optimum), sgd or adamw.")] = None,
+    loss: Annotated[str | None, typer.Option(help="ce or bce, of an sgd or adamw head.")] = None,
+    curve: Annotated[bool, typer.Option("--curve", help="Every kept checkpoint: accuracy by CPU minutes.")] = False,
+    no_cache: NoCache = False,
+) -> None:
+    """Linear or attentive probe of a frozen encoder, beside raw features and an untrained encoder; JSON and table.
+
+    Data with folds is cross-validated; settings are chosen on training items only. probe.pool is mean, axis (one mean
+    per place of a grid axis), class (the class token) or attentive; probe.layer=N reads block N instead of the last;
+    data.views=N looks at N parts of every item.
+
+    Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10
+    """
+    from bridle.evaluate.probe_command import probe_run
+
+    run = here(run)
+    given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
+    changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
+    changes += ["probe.cache_mb=0"] if no_cache else []
+    if curve:
+        from bridle.evaluate.probe_command import curve_run
+
+        show_curve(run, curve_run(run, [*(overrides or []), *changes]))
+        return
+    show_results(run, probe_run(run, [*(overrides or []), *changes]).name, overrides=overrides or [])
+
+
+def show_curve(run: Path, path: Path) -> None:
+    """A line a point, and the figure."""
+    import json
+
+    from bridle.report.curves import curve_of, curve_table, write_curves
+
+    if not is_first_process():
+        return
+    found = json.loads(path.read_text(encoding="utf-8"))
+    console().print(curve_table(found))
+    drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
+    typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
+    if not drawn:
+        typer.echo("no figure: it needs two points, and a run that notes CPU time (costs.jsonl)")
+
+
+@app.command()
+def knn(run: RunFolder, overrides: Overrides = None, no_cache: NoCache = False) -> None:
+    """Weighted k-nearest neighbours on a run's frozen features, k chosen on validation items; JSON and table.
+
+    Also how well test items find training items of their class (retrieval mAP).
+
+    Example:  bridle knn runs/c10 probe.items=5000
+    """
+    from bridle.evaluate.probe_command import knn_run
+
+    run = here(run)
+    changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
+    show_results(run, knn_run(run, changes).name, overrides=overrides or [])
+
+
+@app.command()
+def codebooks(
+    run: RunFolder,
+    overrides: Overrides = None,
+    iteration: Annotated[int | None, typer.Option(min=1, help="Only this iteration's tokenizer.")] = None,
+    items: Annotated[int | None, typer.Option(min=1, help="At most so many samples; all without it.")] = None,
+) -> None:
+    """Codebook health: usage, entropy, information, steadiness and verdicts; JSON, table and figures.
+
+    Example:  bridle codebooks runs/c10
+    """
+    import json
+
+    from bridle.evaluate.codebooks_command import examine_run
+    from bridle.report.codebook_tables import codebook_table, verdict_lines, write_codebook_figures
+
+    run = here(run)
+    path = examine_run(run, overrides or [], iteration=iteration, items=items)
+    evaluations, screen = json.loads(path.read_text(encoding="utf-8"))["evaluations"], console()
+    for entry in evaluations:
+        screen.print(codebook_table(entry))
+        for line in verdict_lines(entry):
+            screen.print(line)
+        screen.print()
+    written = write_codebook_figures(evaluations, run / "figures")
+    typer.echo(f"wrote {path} and {len(written)} figures in {run / 'figures'}")
+    typer.echo(f"Next:  bridle report {run}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run directories.")],
+    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the first run without it.")] = None,
+    samples: Annotated[bool, typer.Option(help="Show token maps and neighbours of a few of the run's samples.")] = True,
+) -> None:
+    """Write one self-contained HTML page about one or several runs.
+
+    Example:  bridle report runs/c10 --out c10.html
+    """
+    from bridle.report.page import read_run, write_report
+
+    runs = [here(run) for run in runs]
+    found = [read_run(run) for run in runs]
+    if samples:
+        from bridle.report.token_maps import gallery_of
+
+        found = [summary._replace(gallery=gallery_of(run)) for summary, run in zip(found, runs, strict=True)]
+    path = write_report(found, out or runs[0] / "report.html", title="bridle report")
+    typer.echo(f"wrote {path}")

@@ -1,0 +1,107 @@
+"""Commands that use a trained model on files: tokenize and embed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from bridle.cli.app import RunFolder, app, make_precision_safe, show_written
+
+InputNames = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Files, folders, 'patterns', manifests (.csv .tsv .jsonl), tar shards, - for paths on stdin.",
+    ),
+]
+ResultFile = Annotated[
+    Path, typer.Option("--out", help="The result: .npz, .safetensors, .parquet; without an ending a folder of parts.")
+]
+WindowBatch = Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")]
+Workers = Annotated[
+    int,
+    typer.Option(min=0, help="Processes that decode ahead, and survive bad files; 0: none. The result is the same."),
+]
+PartSize = Annotated[int, typer.Option(min=1, help="Megabytes of a folder's parts.")]
+PartFormat = Annotated[
+    Literal["npz", "safetensors", "parquet"], typer.Option("--format", help="Format of a folder's parts.")
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result that exists.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Precision = Annotated[
+    Literal["fp32", "bf16", "fp16"], typer.Option(help="Numbers of the encoders; codes are always searched in fp32.")
+]
+
+
+@app.command()
+def tokenize(
+    run: RunFolder,
+    inputs: InputNames,
+    out: ResultFile,
+    stages: Annotated[int | None, typer.Option(min=1, help="Only the first codebooks.")] = None,
+    batch: WindowBatch = 16,
+    workers: Workers = 1,
+    part_mb: PartSize = 256,
+    part_format: PartFormat = "npz",
+    overwrite: Overwrite = False,
+    strict: Strict = False,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Codes of files of any length, one row per token; an interrupted command goes on where it stopped.
+
+    Example:  bridle tokenize runs/c10 photos/ --out codes.npz
+
+    A large corpus, with all cores:  torchrun --nproc-per-node 8 -m bridle tokenize runs/c10 photos/ --out codes
+    """
+    make_precision_safe(precision)
+    from bridle import distributed
+    from bridle.infer.arrays import DTYPES
+    from bridle.infer.model import load
+    from bridle.infer.write import Options, tokenize_inputs
+
+    options = Options(batch, overwrite, strict, workers, part_mb, part_format)
+    with distributed.process_group(device=device):
+        model = load(run, device=device, dtype=DTYPES[precision])
+        written = tokenize_inputs(model, inputs, out, stages=stages, options=options)
+        if distributed.rank() == 0:
+            show_written(written, reader="read_codes")
+
+
+@app.command()
+def embed(
+    run: RunFolder,
+    inputs: InputNames,
+    out: ResultFile,
+    pool: Annotated[str, typer.Option(help="none (a row per token), mean, axis or class (a row per file).")] = "none",
+    axis: Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")] = None,
+    layer: Annotated[int | None, typer.Option(min=1, help="Output of this block instead of the last.")] = None,
+    batch: WindowBatch = 16,
+    workers: Workers = 1,
+    part_mb: PartSize = 256,
+    part_format: PartFormat = "npz",
+    overwrite: Overwrite = False,
+    strict: Strict = False,
+    device: Device = "auto",
+    precision: Precision = "fp32",
+) -> None:
+    """Features of files of any length, one row per token or per file; an interrupted command goes on where it stopped.
+
+    Example:  bridle embed runs/c10 photos/ --out features.npz --pool mean
+    """
+    make_precision_safe(precision)
+    from bridle import distributed
+    from bridle.infer.arrays import DTYPES
+    from bridle.infer.model import load
+    from bridle.infer.write import Options, as_pooling, embed_inputs
+
+    pooling = as_pooling(pool)
+    options = Options(batch, overwrite, strict, workers, part_mb, part_format)
+    with distributed.process_group(device=device):
+        model = load(run, device=device, dtype=DTYPES[precision])
+        written = embed_inputs(model, inputs, out, layer=layer, pool=pooling, axis=axis, options=options)
+        if distributed.rank() == 0:
+            show_written(written, reader="read_features")

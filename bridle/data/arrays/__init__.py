@@ -1,0 +1,1 @@
+"""Arrays: .npy signals, tensors in memory and torch Datasets as samples."""

@@ -1,0 +1,1 @@
+"""Recordings: decoding, log-mel features, and the source of samples."""

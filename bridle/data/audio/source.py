@@ -1,0 +1,320 @@
+"""Recordings of any length as log-mel samples: a source for training and evaluation, and a reader for single files.
+
+Shapes: one sample is (1, frames, mels), the geometry's input; a clip's waveform (N,), its features (n, mels).
+
+Training cuts `frames` frames out of a longer clip at a random place, evaluation at the centre, or at `views` places
+from its beginning to its end; with `trim`, of what lies between the digital silence at its ends. A shorter clip is
+continued with the feature floor ln 1.19e-7 (digital silence), and `valid` (T,) is False for patches of which less than
+half of the frames are real.
+
+In training, in this order: roll the whole clip, cut, mix with another clip, gain, noise; then features, then stripes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from math import ceil, log
+
+import torch
+from torch import Tensor
+
+from bridle.config.schema import AugmentConfig
+from bridle.data.audio.decode import EXTENSIONS, Part, read_part, stream_waveform
+from bridle.data.audio.logmel import FLOOR, LogMel
+from bridle.data.listing.folders import Listing, printable
+from bridle.data.listing.table import WHOLE, DataListing
+from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
+from bridle.data.loading.cache import ItemCache
+from bridle.data.loading.keeper import kept
+from bridle.data.shards.tar_member import Place as FilePlace
+from bridle.data.sources import Sample, Splits, Window, class_shares, label_of
+from bridle.errors import ConfigError, DataError, quoted
+from bridle.geometry import Geometry
+
+LONG = (
+    60.0  # seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached
+)
+
+SILENT = 2.0**-15  # one step of 16 bits; a sample that is smaller is digital silence
+
+Place = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
+
+
+class LongRecordingError(Exception):
+    """A recording that is not worth decoding whole."""
+
+
+class Recordings:
+    """Sound files, or parts of them, as samples (1, frames, mels)."""
+
+    from_files = True
+
+    def __init__(
+        self,
+        *,
+        listing: Listing,
+        classes: Sequence[str] | None,
+        geometry: Geometry,
+        front: LogMel,
+        augment: AugmentConfig,
+        views: int = 1,
+        trim: bool = False,
+        cache_mb: int = 0,
+    ) -> None:
+        self.paths, self.labels, self.spans = listing
+        self.classes, self.augment, self.views, self.trim = classes, augment, views, trim
+        self.shape = Shape(geometry, front)
+        self.front = front
+        self.changes_wave = augment.roll or augment.gain_db > 0 or augment.noise_db is not None
+        # The cache holds features of whole clips, or their waveforms where those are what training changes.
+        self.keeps_wave = augment.enabled and (
+            self.changes_wave or (augment.mix_space == "waveform" and augment.mixup > 0)
+        )
+        self.cache = ItemCache(cache_mb)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @kept
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        if generator is None or not self.augment.enabled:
+            return self._sample(index, self._features(index, centre))
+        place = random_place(generator)
+        if self.changes_wave:
+            features = self.front(self._change(self._wave(index, place, generator), generator))
+        else:
+            features = self._features(index, place)
+        return self._sample(index, self._striped(features, generator))
+
+    @kept
+    def load_view(self, index: int, view: int) -> Sample:
+        place = centre if self.views == 1 else partial(spread_place, view=view, views=self.views)
+        return self._sample(index, self._features(index, place))
+
+    @kept
+    def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
+        """share·item + (1 − share)·other as waveforms, augmented; a shorter one ends in silence."""
+        own, partner = (self._wave(i, random_place(generator), generator) for i in (index, other))
+        mixed = own.new_zeros(max(len(own), len(partner)))
+        mixed[: len(own)] += share * own
+        mixed[: len(partner)] += (1 - share) * partner
+        features = self.front(self._change(mixed, generator))
+        sample = self._sample(index, self._striped(features, generator))
+        return sample._replace(label=self._mixed_label(index, other, share))
+
+    def listen(self, index: int) -> Tensor:
+        """The waveform (N,) at the front end's rate that un-augmented sample `index` shows."""
+        if self.trim:
+            with suppress(LongRecordingError):
+                return self.shape.cut_wave(self._whole(index), centre)
+        return self._part(index, centre, whole=self.shape.samples).wave
+
+    def describe(self, index: int) -> str:
+        start, end = WHOLE if self.spans is None else self.spans[index]
+        part = "" if (start, end) == WHOLE else f" [{start:g}–{'end' if end is None else f'{end:g}'} s]"
+        return printable(self.paths[index]) + part
+
+    def _sample(self, index: int, features: Tensor) -> Sample:
+        window = self.shape.window(features, 0, self.paths[index])
+        return Sample(window.x, label_of(self.labels, index, self.classes), window.valid)
+
+    def _features(self, index: int, place: Place) -> Tensor:
+        """(n ≤ frames, mels) un-augmented."""
+        if self.keeps_wave:
+            features: Tensor = self.front(self._wave(index, place, None))
+            return features
+        if self.trim or self.cache.limit > 0:  # where its sound begins and ends only all of a clip can tell
+            with suppress(LongRecordingError):
+                whole = self.cache.get(index, lambda: self.front(self._whole(index)))
+                return whole.narrow(0, *self.shape.cut(len(whole), place))
+        features = self.front(self._part(index, place, whole=self.shape.samples).wave)
+        return features
+
+    def _wave(self, index: int, place: Place, generator: torch.Generator | None) -> Tensor:
+        """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""
+        try:
+            wave = self.cache.get(index, lambda: self._whole(index))
+        except LongRecordingError:
+            return self._part(index, place, whole=self.shape.samples).wave
+        if generator is not None and self.augment.roll:
+            wave = roll(wave, generator)
+        return self.shape.cut_wave(wave, place)
+
+    def _whole(self, index: int) -> Tensor:
+        """(N,) all of a clip, unless it is long."""
+        limit = max(round(LONG * self.front.sample_rate), self.shape.samples)
+        part = self._part(index, centre, whole=limit)
+        if not part.whole:
+            raise LongRecordingError
+        return trimmed(part.wave, least=self.shape.least) if self.trim else part.wave
+
+    def _part(self, index: int, place: Place, *, whole: int) -> Part:
+        start, end = WHOLE if self.spans is None else self.spans[index]
+        return read_part(
+            self.paths[index],
+            rate=self.front.sample_rate,
+            start=start,
+            end=end,
+            size=self.shape.samples,
+            whole=whole,
+            choose=lambda samples: place(self.front.frames(samples) - self.shape.frames) * self.front.shift,
+        )
+
+    def _change(self, wave: Tensor, generator: torch.Generator) -> Tensor:
+        """Gain and noise."""
+        if self.augment.gain_db > 0:
+            wave = change_gain(wave, db=self.augment.gain_db, generator=generator)
+        if self.augment.noise_db is not None:
+            wave = add_noise(wave, snr_db=self.augment.noise_db, generator=generator)
+        return wave
+
+    def _striped(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """SpecAugment with the clip's own mean."""
+        frames, bands = self.augment.time_mask, self.augment.band_mask
+        if (frames == 0 and bands == 0) or len(features) == 0:
+            return features
+        fill = float(features.mean())
+        return mask_stripes(features, frames=frames, bands=bands, fill=fill, generator=generator)
+
+    def _mixed_label(self, index: int, other: int, share: float) -> Tensor | None:
+        if self.labels is None:
+            return None
+        count = len(self.classes or ())
+        own, partner = (
+            class_shares(label if isinstance(label, tuple) else (label,), count)
+            for label in (self.labels[index], self.labels[other])
+        )
+        return share * own + (1 - share) * partner
+
+
+class RecordingReader:
+    """Single files as windows (1, frames, mels) that follow one another, in constant memory."""
+
+    extensions = EXTENSIONS
+    timed = True
+
+    def __init__(self, *, geometry: Geometry, front: LogMel) -> None:
+        self.shape, self.front = Shape(geometry, front), front
+        self.frame_seconds: float | None = front.shift / front.sample_rate
+
+    def windows(self, path: FilePlace) -> Iterator[Window]:
+        """All windows of a file, the last one padded; a rest of less than half a patch is left out."""
+        return self.windows_between(path, start=0.0, end=None)
+
+    def windows_between(self, path: FilePlace, *, start: float, end: float | None) -> Iterator[Window]:
+        """The same for a part of a file, in seconds; frames are counted from its beginning."""
+        waiting = torch.zeros(0, self.front.mels)
+        first = 0
+        for features in self._features(path, start, end):
+            waiting = torch.cat([waiting, features])
+            while len(waiting) >= self.shape.frames:
+                yield self.shape.window(waiting[: self.shape.frames], first, path)
+                waiting, first = waiting[self.shape.frames :], first + self.shape.frames
+        if first == 0 or len(waiting) >= self.shape.fewest:
+            yield self.shape.window(waiting, first, path)
+
+    def _features(self, path: FilePlace, start: float, end: float | None) -> Iterator[Tensor]:
+        """(n, mels) piece by piece, together the features of the whole part."""
+        carried = torch.zeros(0)  # samples that later frames still need
+        for block in stream_waveform(path, rate=self.front.sample_rate, start=start, end=end):
+            wave = torch.cat([carried, block])
+            carried = wave[self.front.frames(len(wave)) * self.front.shift :]
+            yield self.front(wave)
+
+
+class Shape:
+    """How much of a recording makes a sample, and which of its tokens are real."""
+
+    def __init__(self, geometry: Geometry, front: LogMel) -> None:
+        if geometry.rank != 2 or geometry.channels != 1:
+            raise ConfigError(f"geometry: {geometry.shape} given; recordings are (1, frames, mels), set geometry so.")
+        if geometry.input[1] != front.mels:
+            raise ConfigError(f"geometry.input: {geometry.input[1]} mel bands, but the front end makes {front.mels}.")
+        self.geometry, self.front = geometry, front
+        self.frames = geometry.input[0]
+        self.samples = front.window + (self.frames - 1) * front.shift
+        self.fewest = ceil(geometry.patch[0] / 2)  # frames that make one token real
+        self.least = front.window + (self.fewest - 1) * front.shift  # samples that they need
+
+    def cut(self, frames: int, place: Place) -> tuple[int, int]:
+        """First frame and number of frames shown of a clip of `frames`."""
+        return (place(frames - self.frames), self.frames) if frames > self.frames else (0, frames)
+
+    def cut_wave(self, wave: Tensor, place: Place) -> Tensor:
+        """The samples of the frames shown."""
+        start, _ = self.cut(self.front.frames(len(wave)), place)
+        return wave[start * self.front.shift :][: self.samples]
+
+    def window(self, features: Tensor, start: int, path: FilePlace) -> Window:
+        """(n ≤ frames, mels) as a sample, padded with the floor where it is short."""
+        n, patch = len(features), self.geometry.patch[0]
+        if n < self.fewest:
+            raise DataError(
+                f"{quoted(path)} is too short: {n} frames, but half a patch of {patch} needs {self.fewest} "
+                f"({self.least / self.front.sample_rate:.3f} s of sound)."
+            )
+        if n == self.frames:
+            return Window(features[None], None, start)
+        x = features.new_full((1, self.frames, self.front.mels), log(FLOOR))
+        x[0, :n] = features
+        real = (n - torch.arange(0, self.frames, patch)).clamp(0, patch)  # (grid[0],) real frames of each patch
+        valid = (2 * real >= patch)[:, None].expand(self.geometry.grid)
+        return Window(x, valid.reshape(-1), start)
+
+
+def open_recordings(
+    *,
+    found: DataListing,
+    geometry: Geometry,
+    front: LogMel,
+    augment: AugmentConfig,
+    views: int = 1,
+    trim: bool = False,
+    cache_mb: int = 0,
+) -> Splits:
+    """The listed recordings as train and test; they share the cache by their numbers of files."""
+    count = len(found.train.paths) + (0 if found.test is None else len(found.test.paths))
+    train, test = (
+        None
+        if listing is None
+        else Recordings(
+            listing=listing,
+            classes=found.classes,
+            geometry=geometry,
+            front=front,
+            augment=augment,
+            views=views,
+            trim=trim,
+            cache_mb=cache_mb * len(listing.paths) // max(count, 1),
+        )
+        for listing in (found.train, found.test)
+    )
+    assert train is not None
+    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
+
+
+def centre(spare: int) -> int:
+    return spare // 2
+
+
+def spread_place(spare: int, *, view: int, views: int) -> int:
+    """View 0 begins at the start, the last one ends at the end."""
+    return round(view * spare / (views - 1))
+
+
+def trimmed(wave: Tensor, *, least: int) -> Tensor:
+    """(N,) without the digital silence at both ends, but at least `least` samples; silence alone stays whole."""
+    sound = torch.nonzero(wave.abs() >= SILENT)
+    if len(sound) == 0:
+        return wave
+    first, end = int(sound[0]), int(sound[-1]) + 1
+    end = min(max(end, first + least), len(wave))
+    return wave[max(0, min(first, end - least)) : end]
+
+
+def random_place(generator: torch.Generator) -> Place:
+    """Every place equally likely; one draw, whatever the clip's length turns out to be."""
+    share = float(torch.rand((), generator=generator, dtype=torch.float64))
+    return lambda spare: min(int(share * (spare + 1)), spare)

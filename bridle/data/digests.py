@@ -1,0 +1,81 @@
+"""Names of data: two sources of one name hold the same items, files that changed have another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle import distributed
+from bridle.data.arrays.memory import TensorSource
+from bridle.data.sources import Source, Splits
+from bridle.data.subset import Part
+
+
+def content_digest(parts: Mapping[str, NDArray[Any]]) -> str:
+    """SHA-256 of arrays with their names, types and shapes."""
+    digest = hashlib.sha256()
+    for name in sorted(parts):
+        part = np.ascontiguousarray(parts[name])
+        digest.update(f"{name} {part.dtype.str} {part.shape}\n".encode())
+        digest.update(part.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def splits_digest(splits: Splits) -> str | None:
+    """Names a whole data set as it is now, folds too; None where some of it has no name (collective: rank 0 looks)."""
+
+    def look() -> str | None:
+        parts = [data_digest(source) for source in (splits.train, splits.test) if source is not None]
+        if None in parts:
+            return None
+        folds = None if splits.folds is None else list(splits.folds)
+        return hashlib.sha256(json.dumps([parts, folds]).encode()).hexdigest()[:32]
+
+    return distributed.done_once(look)
+
+
+def data_digest(source: Source) -> str | None:
+    """Names the items of a source, their content and their labels; None where that takes reading them."""
+    digest, indices = hashlib.sha256(), list(range(len(source)))
+    labels = source.labels
+    while isinstance(source, Part):
+        kept, source = source.kept, source.source
+        indices = [kept[i] for i in indices]
+    digest.update(json.dumps([type(source).__name__, labels if labels is None else list(labels)]).encode())
+    if isinstance(source, TensorSource):
+        digest.update(content_digest({"x": source.x[indices].numpy()}).encode())
+        return digest.hexdigest()
+    places: Sequence[object] | None = getattr(source, "paths", None)
+    if places is None:  # somebody's Dataset
+        return None
+    spans: Sequence[object] | None = getattr(source, "spans", None)
+    stamps: dict[Path, str] = {}
+    for i in indices:
+        file = _file_of(places[i])
+        if file is None:
+            return None
+        if file not in stamps:
+            stamps[file] = _stamp(file)
+        digest.update(f"{places[i]!r} {None if spans is None else spans[i]} {stamps[file]}\n".encode())
+    return digest.hexdigest()
+
+
+def _file_of(place: object) -> Path | None:
+    """The file that holds an item: itself, or the shard it lies in."""
+    file = place if isinstance(place, Path) else getattr(place, "shard", None)
+    return file if isinstance(file, Path) else None
+
+
+def _stamp(file: Path) -> str:
+    """Size and time of change; a file that is not there is told by whoever reads it."""
+    try:
+        found = file.stat()
+    except OSError:
+        return "missing"
+    return f"{found.st_size} {found.st_mtime_ns}"

@@ -1,0 +1,309 @@
+"""Images, in files or in tar shards, as a source.
+
+Shapes: one sample is (C, H, W), values in [0, 1], C = 1 (grey) or 3 (RGB); kept pixels (H', W') or (H', W', 3).
+
+Training: a random part of the picture (its area `crop_scale` of the whole, its sides stretched by 3/4 to 4/3),
+scaled to H×W by bicubic interpolation, mirrored half of the time, then RandAugment and erasing where asked for.
+Evaluation: short side to fit, centre cut out.
+"""
+
+from __future__ import annotations
+
+import stat
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from io import BytesIO
+from math import ceil, exp, log, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bridle.config.schema import AugmentConfig
+from bridle.data.listing.folders import printable
+from bridle.data.listing.table import DataListing
+from bridle.data.loading.augment import erase, randaugment
+from bridle.data.loading.cache import ItemCache
+from bridle.data.loading.keeper import kept
+from bridle.data.loading.watchdog import watched
+from bridle.data.shards.tar_member import Place
+from bridle.data.sources import Labels, Sample, Splits, Window, class_shares
+from bridle.errors import ConfigError, DataError, quoted
+from bridle.geometry import Geometry
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # by content; a closed list keeps away formats that call other programs
+STRETCH = 4 / 3  # a crop is up to this much wider or taller than the sample's own shape
+TRIES = 10  # crops drawn before the centre is taken
+SHARPER = 2  # a JPEG is decoded at no less than this many times the size that is needed
+
+ORIENTATION = 0x0112  # the EXIF tag
+TURNS = {  # what turns a picture upright, names of Pillow's Image.Transpose
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+Choose = Callable[[tuple[int, int]], Box]  # upright (width, height) -> the part to show
+
+
+class Images:
+    """Pictures as samples (C, H, W), each in a file of its own or inside a tar file."""
+
+    from_files = True
+
+    def __init__(
+        self,
+        *,
+        paths: Sequence[Place],
+        labels: Labels | None,
+        classes: Sequence[str] | None,
+        channels: int,
+        size: tuple[int, int],
+        augment: AugmentConfig | None = None,
+        cache_mb: int = 0,
+    ) -> None:
+        if channels not in (1, 3):
+            raise ConfigError(f"geometry.channels is {channels}; images have 1 channel (grey) or 3 (RGB).")
+        self.paths, self.labels, self.classes = paths, labels, classes
+        self.channels, self.size = channels, size
+        self.augment = augment or AugmentConfig()
+        self.cache = ItemCache(cache_mb) if cache_mb else None
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @kept
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        if generator is None:
+            return Sample(x=self._part(index, partial(centre_box, size=self.size)), label=self._label(index))
+        wanted = self.augment
+        choose = partial(random_box, size=self.size, scale=wanted.crop_scale, generator=generator)
+        x = self._part(index, choose)
+        if wanted.flip and torch.rand((), generator=generator) < 0.5:
+            x = x.flip(-1)
+        if wanted.randaugment:
+            operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
+            x = randaugment(x, operations=operations, magnitude=magnitude, generator=generator)
+        if wanted.erase:
+            x = erase(x, probability=wanted.erase, generator=generator)
+        return Sample(x=x, label=self._label(index))
+
+    def describe(self, index: int) -> str:
+        return printable(self.paths[index])
+
+    def _label(self, index: int) -> int | Tensor | None:
+        if self.labels is None:
+            return None
+        label = self.labels[index]
+        return class_shares(label, len(self.classes or ())) if isinstance(label, tuple) else label
+
+    def _part(self, index: int, choose: Choose) -> Tensor:
+        path = self.paths[index]
+        if self.cache is not None:
+            pixels = self.cache.get(index, lambda: read_pixels(path, channels=self.channels, size=self.size))
+            if pixels.numel():
+                return part_of_pixels(pixels, choose, channels=self.channels, size=self.size)
+        return read_part(path, choose, channels=self.channels, size=self.size)
+
+
+def open_images(
+    *, found: DataListing, geometry: Geometry, augment: AugmentConfig | None = None, cache_mb: int = 0
+) -> Splits:
+    """The pictures that were found, as train and test."""
+    if geometry.rank != 2:
+        raise ConfigError(f"geometry.input {list(geometry.input)} is not a height and a width; images need two sizes.")
+    train, test = (
+        None
+        if listing is None
+        else Images(
+            paths=listing.paths,
+            labels=listing.labels,
+            classes=found.classes,
+            channels=geometry.channels,
+            size=(geometry.input[0], geometry.input[1]),
+            augment=augment,
+            cache_mb=cache_mb,
+        )
+        for listing in (found.train, found.test)
+    )
+    assert train is not None
+    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
+
+
+def read_image(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """The centre of one picture as (C, H, W) in [0, 1]."""
+    return read_part(path, partial(centre_box, size=size), channels=channels, size=size)
+
+
+def read_part(path: Place, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """The part of a picture that `choose` names for its upright (width, height), as (C, H, W) in [0, 1]."""
+    with opened(path) as image:
+        return cut_out(image, choose, channels=channels, size=size)
+
+
+def read_pixels(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """All pixels of an upright picture, to be kept; none of a JPEG that `cut_out` might decode at a reduced size.
+
+    So a sample does not show whether its picture was kept.
+    """
+    with opened(path) as image:
+        width, height = upright_size(image)
+        if image.format in ("JPEG", "MPO") and min(width / size[1], height / size[0]) >= 2 * SHARPER:
+            return torch.empty(0, dtype=torch.uint8)
+        image.load()
+        return torch.from_numpy(np.array(plain_mode(upright(image), channels=channels)))
+
+
+@contextmanager
+def opened(path: Place) -> Iterator[Image.Image]:
+    """A picture with its header read; whatever its decoder says inside the block becomes a DataError."""
+    from PIL import Image
+
+    try:
+        with watched(path), warnings.catch_warnings():
+            # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
+            # refusal is enough.
+            warnings.simplefilter("ignore")
+            if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
+                raise DataError(f"{quoted(path)} is not a file.")
+            with Image.open(path if isinstance(path, Path) else BytesIO(path.read()), formats=FORMATS) as image:
+                yield image
+    except DataError:
+        raise
+    except Exception as error:  # decoders meet damaged files with errors of every type
+        raise DataError(f"{quoted(path)} cannot be read as an image: {reason(error)}.") from error
+
+
+def cut_out(image: Image.Image, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """Decode an opened picture and scale the chosen part of it."""
+    if image.format not in ("JPEG", "MPO"):
+        image.load()  # before anything else, so that damage shows; only JPEGs are better decoded late
+    width, height = upright_size(image)
+    left, top, right, bottom = choose((width, height))
+    # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, much faster; ask for more than the part needs to be sharp.
+    needed = ceil(SHARPER * size[1] * width / (right - left)), ceil(SHARPER * size[0] * height / (bottom - top))
+    image.draft(None, needed[::-1] if orientation(image) >= 5 else needed)
+    image.load()
+    picture = upright(image)
+    across, down = picture.width / width, picture.height / height
+    box = left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height)
+    return scaled(plain_mode(picture, channels=channels), box, channels=channels, size=size)
+
+
+def part_of_pixels(pixels: Tensor, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """The chosen part of a picture whose pixels were kept."""
+    from PIL import Image
+
+    picture = Image.fromarray(pixels.numpy())
+    return scaled(picture, choose(picture.size), channels=channels, size=size)
+
+
+def scaled(picture: Image.Image, box: Box, *, channels: int, size: tuple[int, int]) -> Tensor:
+    """A box of a picture of plain mode as (C, H, W) in [0, 1]."""
+    from PIL import Image
+
+    part = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
+    x = torch.from_numpy(np.array(part, dtype=np.float32)).div_(255).clamp_(0, 1)  # (H, W) or (H, W, 3)
+    return x.expand(channels, -1, -1) if x.dim() == 2 else x.permute(2, 0, 1).contiguous()
+
+
+def upright_size(image: Image.Image) -> tuple[int, int]:
+    """(width, height) once the picture is upright."""
+    return image.size[::-1] if orientation(image) >= 5 else image.size
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """The picture turned as the camera was held."""
+    from PIL import Image
+
+    turned = orientation(image)
+    return image.transpose(Image.Transpose[TURNS[turned]]) if turned in TURNS else image
+
+
+def orientation(image: Image.Image) -> int:
+    """How the camera was held, 1 to 8, by the EXIF tag; 1 (upright) if there is none."""
+    try:
+        turned = int(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # a good picture with a damaged note about the camera is still a good picture
+        return 1
+    return turned if turned in TURNS else 1
+
+
+def reason(error: Exception) -> str:
+    """One line for a decoder's error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    name = type(error).__name__
+    return "not a JPEG, PNG, WebP or BMP file" if name == "UnidentifiedImageError" else f"{name}: {quoted(error)}"
+
+
+def plain_mode(image: Image.Image, *, channels: int) -> Image.Image:
+    """Palette, alpha, CMYK, 1-bit and 16-bit pictures as L, RGB (0 to 255) or F (16-bit grey, scaled to 0 to 255)."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # 16 bits per pixel; Pillow's own conversion would cut everything above 255
+        return Image.fromarray(np.asarray(image, dtype=np.float32) * np.float32(255 / 65535))
+    if image.has_transparency_data:
+        picture = image.convert("RGBA")
+        white = Image.new("RGBA", picture.size, (255, 255, 255, 255))  # what is transparent shows the page behind it
+        image = Image.alpha_composite(white, picture)
+    return image.convert("L" if channels == 1 or image.mode in ("L", "1") else "RGB")
+
+
+def centre_box(picture: tuple[int, int], *, size: tuple[int, int]) -> Box:
+    """The largest centred box of the shape H:W in a picture of (width, height)."""
+    width, height = picture
+    scale = min(width / size[1], height / size[0])
+    w, h = min(size[1] * scale, width), min(size[0] * scale, height)
+    left, top = (width - w) / 2, (height - h) / 2
+    return left, top, min(left + w, width), min(top + h, height)
+
+
+def random_box(
+    picture: tuple[int, int], *, size: tuple[int, int], scale: tuple[float, float], generator: torch.Generator
+) -> Box:
+    """A box of random area, shape and place; the centre box if none of the draws fits into the picture."""
+    width, height = picture
+    draws = torch.rand(TRIES + 1, 2, generator=generator, dtype=torch.float64).tolist()
+    for area, stretch in draws[:-1]:
+        pixels = width * height * (scale[0] + area * (scale[1] - scale[0]))
+        shape = size[1] / size[0] * exp((2 * stretch - 1) * log(STRETCH))  # width : height
+        w, h = sqrt(pixels * shape), sqrt(pixels / shape)
+        if w <= width and h <= height:
+            left, top = draws[-1][0] * (width - w), draws[-1][1] * (height - h)
+            return left, top, min(left + w, width), min(top + h, height)
+    return centre_box(picture, size=size)
+
+
+class ImageReader:
+    """A picture as the one window (C, H, W) that evaluation sees: short side to fit, centre cut out."""
+
+    extensions = EXTENSIONS
+    frame_seconds = None
+    timed = False  # rows of pixels are not moments
+
+    def __init__(self, *, geometry: Geometry) -> None:
+        if geometry.rank != 2:
+            raise ConfigError(
+                f"geometry.input {list(geometry.input)} is not a height and a width; images need two sizes."
+            )
+        if geometry.channels not in (1, 3):
+            raise ConfigError(f"geometry.channels is {geometry.channels}; images have 1 channel (grey) or 3 (RGB).")
+        self.channels, self.size = geometry.channels, (geometry.input[0], geometry.input[1])
+
+    def windows(self, path: Place) -> Iterator[Window]:
+        """The one window of a picture."""
+        yield Window(read_image(path, channels=self.channels, size=self.size), None, 0)

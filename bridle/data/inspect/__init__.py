@@ -1,0 +1,1 @@
+"""`bridle data check` and `bridle data stats`."""

@@ -1,0 +1,248 @@
+"""Every media file below a folder, or in a manifest, decoded by worker processes: which ones are bad, and why.
+
+Rows of the report file, one JSON object per line, in the order of the files, wrong rates after all others:
+    {"path": …, "finding": …, "detail": …}      one for each finding
+    {"summary": {…}}                            the last line
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bridle.data.inspect.inspection import KINDS, UNUSABLE, Facts, Finding, inspect_file, kind_of
+from bridle.data.listing.folders import PathList, printable, walk
+from bridle.data.listing.layouts import find_data
+from bridle.data.listing.manifest import manifest_rows
+from bridle.data.loading.watchdog import watched
+from bridle.data.loading.worker_pool import in_order
+from bridle.errors import DataError, UsageError, quoted
+
+MANIFESTS = (".csv", ".tsv", ".jsonl")
+EXAMPLES = 3  # files named for each finding
+FRAMES = 300  # of a video that are decoded
+
+Tell = Callable[[int, int], None]  # files done, files in all
+
+
+class Lengths(NamedTuple):
+    """How long the sounds and videos are, in seconds."""
+
+    shortest: float
+    median: float
+    longest: float
+    total: float
+
+
+class Report(NamedTuple):
+    """What a check found."""
+
+    files: dict[str, int]  # by kind
+    findings: dict[str, int]  # files with each finding, most frequent first
+    examples: dict[str, list[tuple[str, str]]]  # by finding: path and detail of the first files
+    unusable: int  # files that pretraining would quarantine
+    flagged: int  # files with any finding
+    rates: dict[int, int]  # files by sample rate, most frequent first
+    sizes: dict[str, int]  # files by width×height, most frequent first
+    lengths: Lengths | None
+
+    @property
+    def total(self) -> int:
+        return sum(self.files.values())
+
+    def summary(self) -> dict[str, Any]:
+        """The report without its examples, as JSON can hold it."""
+        return {
+            "files": self.files,
+            "flagged": self.flagged,
+            "unusable": self.unusable,
+            "findings": self.findings,
+            "rates": {str(rate): count for rate, count in self.rates.items()},
+            "sizes": self.sizes,
+            "seconds": None if self.lengths is None else self.lengths._asdict(),
+        }
+
+
+def check_folder(
+    path: Path,
+    *,
+    kind: str = "auto",
+    rate: int | None = None,
+    shortest: float = 0.1,
+    frames: int = FRAMES,
+    workers: int = 0,
+    out: Path | None = None,
+    tell: Tell | None = None,
+) -> Report:
+    """Check every media file below `path`, or listed in the manifest `path`; without `rate` the commonest is right.
+
+    At least one worker: a file that makes its decoder crash is a finding, and not the end.
+    """
+    paths = find_media(path, kind=kind)
+    look = partial(inspect_at, paths, kind=kind, other=commonest_kind(paths, kind), shortest=shortest, frames=frames)
+    tally = Tally(paths)
+    with rows_to(out) as write:
+        for index, facts in enumerate(in_order(look, range(len(paths)), workers=max(1, workers))):
+            for finding in tally.add(index, facts):
+                write(row(paths[index], finding))
+            if tell is not None:
+                tell(index + 1, len(paths))
+        for index, finding in tally.add_wrong_rates(rate):
+            write(row(paths[index], finding))
+        report = tally.report()
+        write({"summary": report.summary()})
+    return report
+
+
+def find_media(path: Path, *, kind: str = "auto") -> Sequence[Path]:
+    """The files to check: below a folder, in a manifest, or the one file itself; each once."""
+    wanted = media_endings(kind)
+    if path.is_file() and path.suffix.lower() in MANIFESTS:
+        return listed_media(path, kind)
+    if path.is_file():
+        if kind_of(path, kind) is None:
+            raise UsageError(f"{quoted(path)} is neither a manifest ({' '.join(MANIFESTS)}) nor a media file.")
+        return [path]
+    if not path.is_dir():
+        raise UsageError(f"{quoted(path)} does not exist; give a folder of media files or a manifest.")
+    names: list[str] = []
+    others = walk(path, "", wanted, names, seen=set())
+    if not names:
+        what = "media" if kind == "auto" else kind
+        raise DataError(f"no {what} files in {quoted(path)} or its folders ({others} files of other kinds).")
+    return PathList(path, sorted(names))
+
+
+def listed_media(manifest: Path, kind: str) -> Sequence[Path]:
+    """The files of a manifest, whatever their split; those whose ending says nothing are taken for the wanted kind."""
+    find_data(root=None, manifest=str(manifest), layout="auto", extensions=())  # are its rows sound?
+    named = dict.fromkeys(str(values["path"]).strip() for values, _ in manifest_rows(manifest))
+    kinds = {name: kind_of(Path(name)) for name in named}
+    media = [name for name in named if kinds[name] is None or kind_of(Path(name), kind) is not None]
+    if not any(kinds[name] for name in media):
+        what = "media" if kind == "auto" else kind
+        raise DataError(f"no {what} files in {quoted(manifest)} ({len(named)} files of other kinds).")
+    return [manifest.parent / name for name in media]
+
+
+def commonest_kind(paths: Sequence[Path], kind: str) -> str:
+    """What a file is taken for whose ending does not tell."""
+    if kind != "auto":
+        return kind
+    return Counter(own for path in paths[:1000] if (own := kind_of(path)) is not None).most_common(1)[0][0]
+
+
+def media_endings(kind: str) -> tuple[str, ...]:
+    """Name endings of a kind of files; sound may also be the sound of videos."""
+    if kind == "auto":
+        return tuple(ending for endings in KINDS.values() for ending in endings)
+    if kind not in KINDS:
+        raise UsageError(f"kind {quoted(kind)}: expected auto, {', '.join(KINDS)}.")
+    return KINDS[kind] + (KINDS["video"] if kind == "audio" else ())
+
+
+def inspect_at(paths: Sequence[Path], index: int, *, kind: str, other: str, shortest: float, frames: int) -> Facts:
+    """File number `index`, in a worker."""
+    path = paths[index]
+    own = kind_of(path, kind) or other
+    try:
+        with watched(path):
+            return inspect_file(path, kind=own, shortest=shortest, frames=frames)
+    except DataError as error:  # it made a worker crash, or hang
+        return Facts(own).found("undecodable", str(error).removeprefix(f"{quoted(path)} ").rstrip("."))
+
+
+class Tally:
+    """Counts that grow with every file; of a million files it keeps a few numbers each."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self.files: Counter[str] = Counter()
+        self.findings: Counter[str] = Counter()
+        self.examples: dict[str, list[tuple[str, str]]] = {}
+        self.unusable = 0
+        self.flagged: set[int] = set()
+        self.by_rate: dict[int, array[int]] = {}
+        self.sizes: Counter[str] = Counter()
+        self.seconds = array("d")
+
+    def add(self, index: int, facts: Facts) -> tuple[Finding, ...]:
+        """Count one file; returns its findings."""
+        self.files[facts.kind] += 1
+        self.unusable += any(finding.name in UNUSABLE for finding in facts.findings)
+        if facts.rate is not None:
+            self.by_rate.setdefault(facts.rate, array("q")).append(index)
+        if facts.size is not None:
+            self.sizes["×".join(map(str, facts.size))] += 1
+        if facts.seconds is not None:
+            self.seconds.append(facts.seconds)
+        for finding in facts.findings:
+            self._count(index, finding)
+        return facts.findings
+
+    def add_wrong_rates(self, rate: int | None) -> Iterator[tuple[int, Finding]]:
+        """Files whose rate is not `rate`, or not the commonest one; known only when all files were seen."""
+        if not self.by_rate:
+            return
+        right = rate or max(self.by_rate, key=lambda known: (len(self.by_rate[known]), known))
+        wrong = sorted((index, other) for other, files in self.by_rate.items() if other != right for index in files)
+        for index, other in wrong:
+            finding = Finding("wrong rate", f"{other} Hz, expected {right} Hz")
+            self._count(index, finding)
+            yield index, finding
+
+    def _count(self, index: int, finding: Finding) -> None:
+        self.findings[finding.name] += 1
+        self.flagged.add(index)
+        examples = self.examples.setdefault(finding.name, [])
+        if len(examples) < EXAMPLES:
+            examples.append((self._short_name(index), finding.detail))
+
+    def _short_name(self, index: int) -> str:
+        """The path below the folder that is checked."""
+        path = self.paths[index]
+        return printable(path.relative_to(self.paths.root) if isinstance(self.paths, PathList) else path)
+
+    def report(self) -> Report:
+        seconds = np.frombuffer(self.seconds) if self.seconds else None
+        return Report(
+            files=dict(self.files),
+            findings=dict(self.findings.most_common()),
+            examples=self.examples,
+            unusable=self.unusable,
+            flagged=len(self.flagged),
+            rates=dict(Counter({rate: len(files) for rate, files in self.by_rate.items()}).most_common()),
+            sizes=dict(self.sizes.most_common()),
+            lengths=None if seconds is None else lengths_of(seconds),
+        )
+
+
+def lengths_of(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> Lengths:
+    return Lengths(float(seconds.min()), float(np.median(seconds)), float(seconds.max()), float(seconds.sum()))
+
+
+def row(path: Path, finding: Finding) -> dict[str, Any]:
+    return {"path": printable(path), "finding": finding.name, "detail": finding.detail}
+
+
+@contextmanager
+def rows_to(out: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A function that appends a row to the file at once, so that what was found survives Ctrl-C; None: to nowhere."""
+    if out is None:
+        yield lambda entry: None
+        return
+    with out.open("w", encoding="utf-8") as file:
+
+        def write(entry: dict[str, Any]) -> None:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            file.flush()
+
+        yield write

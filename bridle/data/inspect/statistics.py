@@ -1,0 +1,163 @@
+"""What a data set holds: how many items of which class, how long they are, and the mean and spread of its samples.
+
+Samples become inputs as (x − data.mean) / data.std. For pictures, clips and signals data.std is the standard deviation;
+for log-mel features it is twice that, as usual there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bridle.config import Config
+from bridle.config.schema import AugmentConfig
+from bridle.data.arrays.source import EXTENSIONS as SIGNAL_EXTENSIONS
+from bridle.data.audio.decode import EXTENSIONS as SOUND_EXTENSIONS
+from bridle.data.audio.decode import open_track
+from bridle.data.audio.source import Recordings
+from bridle.data.build import open_data
+from bridle.data.inspect.check import MANIFESTS, Lengths, find_media, lengths_of
+from bridle.data.inspect.inspection import KINDS, kind_of
+from bridle.data.listing.audioset import Availability, availability, has_audioset
+from bridle.data.listing.folders import existing_folder, walk
+from bridle.data.listing.layouts import tell_layout
+from bridle.data.loading.loader import Moments, measure
+from bridle.data.loading.order import Order
+from bridle.data.loading.worker_pool import in_order
+from bridle.data.shards.reader import first_names
+from bridle.data.sources import Labels, Source
+from bridle.errors import DataError, UsageError, quoted
+
+SPREADS = {"audio": 2.0}  # standard deviations that data.std stands for; 1 elsewhere
+
+
+class ClassSizes(NamedTuple):
+    """Classes and how many train items each has."""
+
+    classes: int
+    smallest: int
+    median: float
+    largest: int
+    without: int  # classes that no item has
+
+
+class Statistics(NamedTuple):
+    """A data set in numbers."""
+
+    train: int  # items
+    test: int | None
+    classes: ClassSizes | None
+    folds: int | None
+    lengths: Lengths | None  # of the sounds whose header was read
+    shape: tuple[int, ...]  # of a sample
+    moments: Moments  # plain mean and standard deviation per channel
+    std: tuple[float, ...]  # data.std
+    tried: int  # samples that were to be measured; those missing in `moments.count` cannot be used
+    notes: tuple[str, ...]
+    available: Availability | None  # AudioSet: what of it is there
+
+    def overrides(self) -> tuple[str, str]:
+        """What to write behind a command, or with colons into a recipe."""
+        return f"data.mean={numbers(self.moments.mean)}", f"data.std={numbers(self.std)}"
+
+
+def data_std(moments: Moments, source: str) -> tuple[float, ...]:
+    """data.std for data of this kind."""
+    return tuple(SPREADS.get(source, 1.0) * std for std in moments.std)
+
+
+def numbers(values: Sequence[float]) -> str:
+    return "[" + ",".join(f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}" for value in values) + "]"
+
+
+def guess_recipe(path: Path) -> str:
+    """The recipe for the commonest kind of file below a folder or in a manifest: audio, image, video or signal."""
+    if path.is_file():
+        if path.suffix.lower() not in MANIFESTS:
+            raise UsageError(
+                f"{quoted(path)} is one file; give a folder of them or a manifest ({' '.join(MANIFESTS)})."
+            )
+        counts = Counter(kind_of(file) or "" for file in find_media(path))
+        return counts.most_common(1)[0][0]
+    wanted = {**KINDS, "signal": SIGNAL_EXTENSIONS}
+    endings = tuple(ending for endings in wanted.values() for ending in endings)
+    folder, others = existing_folder(str(path)), 0
+    names: list[str] = []
+    if tell_layout(folder) == "shards":
+        names = first_names(folder, endings)
+    else:
+        others = walk(folder, "", endings, names, set())
+    counts = Counter(kind for name in names for kind, endings in wanted.items() if name.lower().endswith(endings))
+    if not counts:
+        raise DataError(
+            f"no sounds, pictures, videos or .npy files in {quoted(path)} or its folders ({others} files of other "
+            "kinds); give the folder of your data, or name its --recipe."
+        )
+    return counts.most_common(1)[0][0]
+
+
+def measure_data(
+    config: Config, *, limit: int = 2048, workers: int = 0, tell: Callable[[int, int], None] | None = None
+) -> Statistics:
+    """Open the data of a config and measure it over up to `limit` train items."""
+    plain = {
+        "augment": AugmentConfig(),
+        "data": config.data.model_copy(update={"cache_mb": 0}),
+    }  # each item is read once
+    splits = open_data(config.model_copy(update=plain))
+    source, root = splits.train, config.data.root
+    moments = measure(source, limit=limit, workers=workers, grid=config.geometry.build().grid, tell=tell)
+    by_name = root is not None and config.data.manifest is None and config.data.layout in ("auto", "audioset")
+    return Statistics(
+        train=len(source),
+        test=None if splits.test is None else len(splits.test),
+        classes=count_classes(source.labels, source.classes),
+        folds=None if splits.folds is None else len(set(splits.folds)),
+        lengths=measure_lengths(source, limit=limit, workers=workers),
+        shape=config.geometry.build().shape,
+        moments=moments,
+        std=data_std(moments, config.data.source),
+        tried=min(limit, len(source)),
+        notes=splits.notes,
+        available=availability(Path(root), extensions=SOUND_EXTENSIONS)
+        if root is not None and by_name and has_audioset(Path(root))
+        else None,
+    )
+
+
+def count_classes(labels: Labels | None, classes: Sequence[str] | None) -> ClassSizes | None:
+    """How many items have each label; None where the data has no labels."""
+    if labels is None or classes is None:
+        return None
+    counts = Counter(one for label in labels for one in ((label,) if isinstance(label, int) else label))
+    sizes = sorted(counts[number] for number in range(len(classes)))
+    there = [size for size in sizes if size] or [0]
+    return ClassSizes(len(classes), there[0], float(np.median(there)), there[-1], sizes.count(0))
+
+
+def measure_lengths(source: Source, *, limit: int, workers: int) -> Lengths | None:
+    """Lengths of recordings as their headers tell them, scaled up to all of them; None for other data."""
+    if not isinstance(source, Recordings):
+        return None
+    chosen = Order(size=len(source), seed=0, phase="measure").at(range(min(limit, len(source)))).tolist()
+    found = [length for length in in_order(partial(length_at, source), chosen, workers=workers) if length is not None]
+    if not found:
+        return None
+    lengths = lengths_of(np.array(found))
+    return lengths._replace(total=lengths.total * len(source) / len(found))
+
+
+def length_at(source: Recordings, index: int) -> float | None:
+    """Seconds of a recording, or of the part of it that is the sample; None if it cannot be opened."""
+    try:
+        with open_track(source.paths[index]) as track:
+            seconds = track.length / track.rate
+    except DataError:
+        return None
+    start, end = (0.0, None) if source.spans is None else source.spans[index]
+    return max(0.0, min(seconds, seconds if end is None else end) - start)

@@ -1,0 +1,1 @@
+"""Which files make up a data set, and which labels they have."""

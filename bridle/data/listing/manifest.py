@@ -1,0 +1,249 @@
+"""A list of files with what is known about them: CSV, TSV or JSONL, told by the extension.
+
+Columns (keys of a record): `path`, relative to the manifest's folder or to data.root, or absolute; optional `start` and
+`end` in seconds inside the file; `label`, or `labels` (several, as a JSON list or separated by ; or |); `split` (train,
+test or val); `fold` (a whole number). Other columns are left aside. A file `classes.txt` beside the manifest fixes the
+classes and their order; without it they are the labels seen, sorted.
+
+A long list is read once: its rows are kept in an index beside it (see `index`), which workers map into memory.
+
+A listed file that does not exist is not an error here: it is reported when it is loaded, like any other bad file.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from math import isfinite
+from pathlib import Path
+from typing import NamedTuple
+
+from bridle.data.listing.table import WHOLE, DataListing, Line, Span, Table, Where, is_count, read_label_file
+from bridle.data.listing.table_on_disk import FORMAT, cache_place, digest, indexed, state_of
+from bridle.errors import DataError, UsageError, quoted
+
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+RECORDS = (".jsonl", ".ndjson")
+LARGE = 4 * 2**20  # bytes of a list from which on it is indexed
+SPLITS = {
+    **dict.fromkeys(("", "train", "training"), "train"),
+    **dict.fromkeys(("test", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+}
+
+
+class Row(NamedTuple):
+    """One row of a table of text."""
+
+    values: dict[str, str]
+    where: Line
+
+
+class Record(NamedTuple):
+    """One row of a manifest; values are text, or what JSON holds."""
+
+    values: Mapping[str, object]
+    where: Line
+
+
+def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None) -> DataListing:
+    """The files a manifest names; relative paths start at `base`, or at the manifest's folder."""
+    kind = file.suffix.lower()
+    if kind not in DELIMITERS and kind not in RECORDS:
+        raise UsageError(f"data.manifest {quoted(file)} is not a .csv, .tsv or .jsonl file; rename it to what it is.")
+    if not file.is_file():
+        raise UsageError(
+            f"data.manifest {quoted(file)} does not exist or is not a file; set data.manifest to your list."
+        )
+    root = base or file.parent
+    build = partial(parse_manifest, file, root, test_fold)
+    if file.stat().st_size < LARGE:
+        return build(None)
+    key = digest([FORMAT, "manifest", state_of(file), state_of(file.parent / "classes.txt"), test_fold])
+    return indexed(places=index_places(file), key=key, root=root, build=build)
+
+
+def index_places(file: Path) -> list[Path]:
+    """Where the index of a long list may lie: beside it, or in the cache."""
+    return [file.with_name(f".{file.name}.index"), cache_place(file)]
+
+
+def parse_manifest(file: Path, root: Path, test_fold: int | None, folder: Path | None) -> DataListing:
+    """Read every row; columns go to `folder`, or stay in memory."""
+    numbering = read_label_file(file.parent)
+    table = Table(root=root, file=file, numbering=numbering, test_fold=test_fold, folder=folder)
+    told = False  # by a row that has a label whether there may be several
+    empty = True
+    for record in manifest_rows(file):
+        empty = False
+        if not told and ("label" in record.values or "labels" in record.values):
+            table.several, told = "labels" in record.values, True
+        add_record(table, record)
+    if empty:
+        raise DataError(f"{quoted(file)} lists no files; expected a header and one row for each file.")
+    return table.finish()
+
+
+def manifest_rows(file: Path) -> Iterator[Record | Row]:
+    """The rows of a manifest as they are written."""
+    if file.suffix.lower() in RECORDS:
+        yield from json_records(file)
+    else:
+        yield from read_table(file, required=("path",))
+
+
+def add_record(table: Table, record: Record | Row) -> None:
+    """Check one row and add it."""
+    values, where = record
+    path = values.get("path")
+    if not isinstance(path, str):
+        raise DataError(f"{where} has no path (it has: {seen(values)}); give each file's path in 'path'.")
+    split = values.get("split") or ""
+    if not isinstance(split, str) or split.strip().lower() not in SPLITS:
+        raise DataError(f"{where}: split is {quoted(split)}; expected train, test or val.")
+    table.add(
+        path.strip(),
+        where=where,
+        labels=labels_of(values, several=table.several, where=where),
+        split=SPLITS[split.strip().lower()],
+        span=span_of(values, where),
+        fold=fold_of(values, where),
+    )
+
+
+def labels_of(values: Mapping[str, object], *, several: bool, where: Where) -> Sequence[str] | None:
+    """The names of a row's classes, None if it is unlabelled."""
+    given = values.get("labels" if several else "label")
+    if "labels" in values and "label" in values:
+        raise DataError(f"{where} has 'label' and 'labels'; use one of them in all rows.")
+    if ("labels" in values and not several) or ("label" in values and several):
+        own, others = ("label", "labels") if several else ("labels", "label")
+        raise DataError(f"{where} has '{own}', the rows before it have '{others}'; use one of them in all rows.")
+    if several:
+        return None if given is None else label_names(given, where)
+    if given is None or given == "":
+        return None
+    return [label_name(given, where)]
+
+
+def label_names(given: object, where: Where) -> list[str]:
+    """Several labels: a list, or text with a JSON list or parts between ; or |."""
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise DataError(f"{where}: labels {quoted(given)} begin like a JSON list but are none.") from error
+    if isinstance(given, list):
+        return list(dict.fromkeys(label_name(name, where) for name in given))
+    parts = re.split(r"[;|]", label_name(given, where))
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+
+
+def label_name(given: object, where: Where) -> str:
+    if isinstance(given, bool) or not isinstance(given, str | int):
+        raise DataError(f"{where}: label is {quoted(given)}; expected text or a whole number.")
+    return str(given).strip()
+
+
+def span_of(values: Mapping[str, object], where: Where) -> Span:
+    """Start and end in seconds."""
+    if "start" not in values and "end" not in values:
+        return WHOLE
+    start, end = (seconds_of(values.get(name), name, where) for name in ("start", "end"))
+    if end is not None and end <= (start or 0.0):
+        raise DataError(f"{where}: end {end:g} is not after start {start or 0.0:g}; both are seconds inside the file.")
+    return start or 0.0, end
+
+
+def seconds_of(given: object, name: str, where: Where) -> float | None:
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return None
+    try:
+        seconds = float(given) if isinstance(given, str | int | float) and not isinstance(given, bool) else -1.0
+    except (ValueError, OverflowError):
+        seconds = -1.0
+    if not isfinite(seconds) or seconds < 0:
+        raise DataError(f"{where}: {name} is {quoted(given)}; expected seconds, a number from 0.")
+    return seconds
+
+
+def fold_of(values: Mapping[str, object], where: Where) -> int | None:
+    given = values.get("fold")
+    if given is None or given == "":
+        return None
+    if not is_count(str(given).strip()):
+        raise DataError(f"{where}: fold is {quoted(given)}; expected a whole number from 0.")
+    return int(str(given))
+
+
+def json_records(file: Path) -> Iterator[Record]:
+    """The objects of a JSONL file, one on each line."""
+    for number, line in enumerate(text_lines(file), start=1):
+        if not line.strip():
+            continue
+        where = Line(file, number)
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where} is not JSON: {quoted(error)}; expected one record on each line.") from error
+        if not isinstance(values, dict):
+            raise DataError(f'{where} is not a record; expected something like {{"path": "a.wav"}}.')
+        yield Record(values, where)
+
+
+def read_table(
+    file: Path, *, required: Sequence[str], columns: Sequence[str] | None = None, comment: str | None = None
+) -> Iterator[Row]:
+    """Rows of a CSV or TSV file by column name (lower case); the first row names the columns unless `columns` does."""
+    lines = (line if comment is None or not line.startswith(comment) else "\n" for line in text_lines(file))
+    reader = csv.reader(lines, delimiter=DELIMITERS.get(file.suffix.lower(), ","), skipinitialspace=True, strict=True)
+    names = list(columns) if columns is not None else None
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            raise DataError(f"{quoted(file)} line {reader.line_num} cannot be read as a table: {error}.") from error
+        if not any(fields):
+            continue
+        where = Line(file, reader.line_num)
+        if names is None:
+            names = [field.strip().lower() for field in fields]
+            check_columns(names, required, file)
+        elif len(fields) != len(names):
+            raise DataError(f"{where} has {len(fields)} fields; expected {len(names)} ({', '.join(names)[:80]}).")
+        else:
+            yield Row(dict(zip(names, fields, strict=True)), where)
+
+
+def check_columns(names: Sequence[str], required: Sequence[str], file: Path) -> None:
+    """Does the header name every column that is needed, and none twice?"""
+    missing = [name for name in required if name not in names]
+    if missing:
+        raise DataError(
+            f"{quoted(file)} has no column {' or '.join(map(repr, missing))}; its first row, which names the columns, "
+            f"reads {quoted(', '.join(names))}."
+        )
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{quoted(file)} has two columns {quoted(twice)}; rename one of them.")
+
+
+def text_lines(file: Path) -> Iterator[str]:
+    """Lines of a text file; bytes that are not UTF-8 are kept as file names keep them."""
+    try:
+        with open(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+            for number, line in enumerate(lines, start=1):
+                if number == 1 and "\0" in line:
+                    raise DataError(f"{quoted(file)} is not UTF-8 text (UTF-16?); save it as UTF-8.")
+                yield line
+    except OSError as error:
+        raise DataError(f"{quoted(file)} cannot be read: {error.strerror}.") from error
+
+
+def seen(values: Mapping[str, object]) -> str:
+    return quoted(", ".join(map(str, values)))

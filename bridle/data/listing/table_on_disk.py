@@ -1,0 +1,271 @@
+"""The rows of a data set on disk, so that a list of a hundred million files is read once and never becomes objects.
+
+An index is a folder of columns (see `columns`) and index.json, which is written last:
+
+    SPLIT.names, SPLIT.ends              paths in one buffer, and where each ends
+    SPLIT.labels[, SPLIT.label_ends]     positions in the classes
+    SPLIT.starts, SPLIT.stops            seconds, where rows are parts of files
+    SPLIT.folds                          for cross-validation
+    SPLIT.of, SPLIT.offsets, SPLIT.sizes    of samples in shards: which shard, and where in it
+
+It belongs to one state of one list, named by a key; with another key, or damaged, it does not count. It is published by
+renaming a finished folder, so that a killed process leaves none that is half written. What such a process was making
+lies beside, named by machine and process (NAME.MACHINE.PID.part, or .old for what it replaced); whoever builds next on
+that machine removes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridle.data.listing.columns import Column
+from bridle.data.listing.folders import Listing, PathList
+from bridle.data.listing.table import DataListing, Several, Spans
+from bridle.data.shards.tar_member import MemberList, Place
+from bridle.data.sources import Labels
+from bridle.errors import quoted
+
+FORMAT = 1
+FACTS = "index.json"
+VERIFIED = 128 * 2**20  # bytes; the content of larger indexes is only verified by `bridle data check`
+SPLITS = ("train", "test")
+STALE_SECONDS = 3600.0  # after which the unfinished work of a process that is gone may be removed
+TYPECODES = {"names": "B", "labels": "i", "of": "i", "starts": "d", "stops": "d"}  # "q" for the others
+
+
+class Stored(NamedTuple):
+    """What became of an index that was looked for."""
+
+    listing: DataListing | None
+    why: str | None  # it is there but does not count
+
+
+def indexed(
+    *, places: Sequence[Path], key: str, root: Path, build: Callable[[Path | None], DataListing]
+) -> DataListing:
+    """The data set stored at one of `places` under this key; else built, stored at the first that can be written to.
+
+    `build` puts the columns into the folder that it is given, or keeps them in memory.
+    """
+    for place in places:
+        if (found := read_index(place, key=key, root=root).listing) is not None:
+            return found
+    why = ""
+    for place in places:
+        try:
+            return build_at(place, key=key, root=root, build=build)
+        except OSError as error:
+            why = error.strerror or str(error)
+    listing = build(None)
+    note = f"the index of {quoted(root)} cannot be stored ({why}), so that it is made at every start."
+    return listing._replace(notes=(*listing.notes, note))
+
+
+def build_at(place: Path, *, key: str, root: Path, build: Callable[[Path | None], DataListing]) -> DataListing:
+    """Build in a folder beside `place`, then put it there."""
+    part = beside(place, "part")
+    remove_stale(place)
+    try:
+        part.mkdir(parents=True)
+        write_facts(part, build(part), key=key, root=root)
+        publish(part, place)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    found = read_index(place, key=key, root=root)
+    if found.listing is None:  # somebody else put another one there at the same moment
+        raise OSError(f"{place}: {found.why or 'it vanished'}")
+    return found.listing
+
+
+def publish(part: Path, place: Path) -> None:
+    """Put a finished folder in the place of an older one. Who has that one open keeps it."""
+    old = beside(place, "old")
+    if place.exists():
+        place.rename(old)
+    try:
+        part.rename(place)
+    except OSError:
+        if not place.is_dir():  # else another process was quicker
+            raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def beside(place: Path, kind: str) -> Path:
+    """A name next to `place` that nobody else takes."""
+    return place.with_name(f"{place.name}.{machine()}.{os.getpid()}.{kind}")
+
+
+def machine() -> str:
+    """This machine as part of a file name: a number of a process says nothing on another one."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
+
+
+def remove_stale(place: Path) -> None:
+    """Clear away what processes of this machine left that were killed while they built."""
+    ours = re.compile(rf"{re.escape(place.name)}\.{re.escape(machine())}\.(\d+)\.(part|old)")
+    for path in place.parent.iterdir() if place.parent.is_dir() else ():
+        found = ours.fullmatch(path.name)
+        # Containers may share name and folder, but not the numbers of processes: what is young may be another one's.
+        if found is not None and not is_running(int(found[1])) and is_old(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > STALE_SECONDS
+    except OSError:  # gone meanwhile
+        return False
+
+
+def is_running(pid: int) -> bool:
+    """Is there a process of this number?"""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # somebody else's; no number of a process
+        return True
+    return True
+
+
+def write_facts(folder: Path, listing: DataListing, *, key: str, root: Path) -> None:
+    """Make the columns in a folder an index."""
+    train = split_facts(listing.train, root)
+    test = None if listing.test is None else split_facts(listing.test, root)
+    wanted = columns_of(train) + ([] if test is None else columns_of(test))
+    if listing.folds is not None:
+        wanted.append(f"{train['prefix']}.folds")
+    for file in list(folder.iterdir()):
+        if file.name not in wanted:
+            file.unlink()
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "key": key,
+        "classes": listing.classes,
+        "folds": listing.folds is not None,
+        "notes": listing.notes,
+        "train": train,
+        "test": test,
+        "files": {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in sorted(wanted)},
+    }
+    with (folder / FACTS).open("w", encoding="utf-8") as text:
+        json.dump({**facts, "digest": digest(facts)}, text)
+        text.flush()
+        os.fsync(text.fileno())
+
+
+def split_facts(listing: Listing, root: Path) -> dict[str, Any]:
+    """What the columns of a split do not say themselves."""
+    members = listing.paths if isinstance(listing.paths, MemberList) else None
+    names = listing.paths if members is None else members.names
+    assert isinstance(names, PathList)
+    assert isinstance(names.ends, Column)  # built in a folder
+    return {
+        "prefix": names.ends.file.name.partition(".")[0],  # what is held out may be called val
+        "labelled": listing.labels is not None,
+        "several": isinstance(listing.labels, Several),
+        "spanned": listing.spans is not None,
+        "shards": None if members is None else [shard.relative_to(root).as_posix() for shard in members.shards],
+    }
+
+
+def columns_of(split: dict[str, Any]) -> list[str]:
+    """The files of a split."""
+    names = ["names", "ends"]
+    names += ["labels"] if split["labelled"] else []
+    names += ["label_ends"] if split["several"] else []
+    names += ["starts", "stops"] if split["spanned"] else []
+    names += ["of", "offsets", "sizes"] if split["shards"] is not None else []
+    return [f"{split['prefix']}.{name}" for name in names]
+
+
+def read_index(folder: Path, *, key: str, root: Path) -> Stored:
+    """The index in a folder, if it is whole and has this key."""
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT or facts["key"] != key:
+            return Stored(None, "it belongs to another state of the data")
+        if (damaged := damage(folder, facts)) is not None:
+            return Stored(None, damaged)
+        train, test = (None if facts[name] is None else read_split(folder, facts[name], root) for name in SPLITS)
+        assert train is not None
+        classes = None if facts["classes"] is None else tuple(facts["classes"])
+        folds = Column(folder / f"{facts['train']['prefix']}.folds", "q") if facts["folds"] else None
+        return Stored(DataListing(train, test, classes, folds, tuple(facts["notes"])), None)
+    except FileNotFoundError as error:
+        missing = folder.is_dir()
+        return Stored(None, f"{quoted(error.filename)} is missing" if missing else None)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Stored(None, f"{FACTS} cannot be read: {quoted(error)}")
+
+
+def damage(folder: Path, facts: dict[str, Any], *, limit: int | None = VERIFIED) -> str | None:
+    """What is wrong with the files of an index; content is compared up to `limit` bytes in all."""
+    stated = facts.pop("digest", None)
+    if digest(facts) != stated:
+        return f"{FACTS} is damaged"
+    verified = limit is None or sum(size for size, _ in facts["files"].values()) <= limit
+    for name, (size, content) in facts["files"].items():
+        there = (folder / name).stat().st_size
+        if there != size:
+            return f"{name} has {there} bytes instead of {size}"
+        if verified and sha256(folder / name) != content:
+            return f"{name} is damaged"
+    return None
+
+
+def read_split(folder: Path, split: dict[str, Any], root: Path) -> Listing:
+    """One split. Its columns are mapped at once, so that they stay what they are if another index takes their place."""
+
+    def column(name: str) -> Column:
+        found = Column(folder / f"{split['prefix']}.{name}", TYPECODES.get(name, "q"))
+        found.numbers()
+        return found
+
+    shards = split["shards"]
+    above = root if shards is None else Path()
+    names = PathList.packed(above, buffer=column("names"), ends=column("ends"))
+    paths: Sequence[Place] = names
+    if shards is not None:
+        places = [root / shard for shard in shards]
+        paths = MemberList(places, names, column("of"), column("offsets"), column("sizes"))
+    labels: Labels | None = None
+    if split["labelled"]:
+        labels = Several(column("labels"), column("label_ends")) if split["several"] else column("labels")
+    return Listing(paths, labels, Spans(column("starts"), column("stops")) if split["spanned"] else None)
+
+
+def cache_place(target: Path) -> Path:
+    """Where the index of a file or folder goes that cannot have it beside it; BRIDLE_CACHE names another folder."""
+    given = os.environ.get("BRIDLE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    home = Path(given) if given else Path.home() / ".cache"
+    name = hashlib.sha256(os.fsencode(os.path.abspath(target))).hexdigest()[:16]
+    return home / "bridle" / f"index-{name}"
+
+
+def state_of(file: Path) -> list[int] | None:
+    """Size and time of a file, by which a change is noticed; None if it is not there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+def sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def digest(facts: object) -> str:
+    """SHA-256 of anything that JSON can hold."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,398 @@
+"""Batches for an optimizer step, a codebook start or an evaluation, from any source.
+
+Everything is a function of names, nothing is state: row i of the global batch of step s is the sample at stream
+position t = s·B + i (`order.py`), augmented by generator(seed, phase, s, "augment", t). So the number of workers, the
+number of ranks and a restart cannot change a batch, and no loader state is saved.
+
+Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; valid (B, T).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from bridle import failpoints
+from bridle.data.loading.keeper import at_arms_length
+from bridle.data.loading.order import Order
+from bridle.data.loading.watchdog import watched
+from bridle.data.loading.worker_pool import in_order
+from bridle.data.sources import Sample, Source, class_shares
+from bridle.errors import BridleError, DataError, UsageError
+from bridle.seeding import generator, mix
+
+ATTEMPTS = 20  # replacements tried for one bad sample; with half of all files bad, one row in a million fails
+SMALLEST_STD = 1e-6  # a channel that varies less counts as constant
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be used, and why."""
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    name: str
+    reason: str
+
+
+class Batch(NamedTuple):
+    """Rows of a global batch, ready for the network."""
+
+    x: Tensor  # (B, C, *input) float32, normalised
+    index: Tensor  # type: ignore[assignment]  # (B,) int64, the samples shown (after replacement of bad ones)
+    label: Tensor | None  # (B,) int64, or (B, K) float32 shares of the classes; None for unlabelled data
+    valid: Tensor | None  # (B, T) bool, False where a token is padding; None means all tokens are real
+    bad: tuple[BadSample, ...]  # samples that had to be replaced, each once
+    rows: slice  # which rows of the global batch (or of the whole pass) these are
+
+
+class Draw(NamedTuple):
+    """What one micro-batch shows: positions of the stream and how to load them."""
+
+    step: int
+    positions: range  # stream positions
+    rows: slice
+    augment: bool
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation of a data set, per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    count: int  # type: ignore[assignment]  # samples measured
+    constant: tuple[int, ...] = ()  # channels that never change; their std is given as 1
+
+
+class SampleOrder(Protocol):
+    """Which sample comes at which stream position; a pure function that workers hold a copy of."""
+
+    def at(self, positions: ArrayLike) -> NDArray[np.int64]: ...
+
+
+class Maker:
+    """Turns draws into batches; a pure function that workers hold a copy of."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        seed: int,
+        phase: str,
+        mean: Tensor,
+        std: Tensor,
+        order: SampleOrder | None,
+        strict: bool,
+    ) -> None:
+        self.source, self.seed, self.phase = source, seed, phase
+        self.mean, self.std = mean, std
+        self.order, self.strict = order, strict
+
+    def __call__(self, draw: Draw) -> Batch | BridleError:
+        """The batch, or the error that ended it (returned, because an error raised in a worker loses its form)."""
+        try:
+            return self._batch(draw)
+        except BridleError as error:
+            return error
+
+    def _batch(self, draw: Draw) -> Batch:
+        positions = list(draw.positions)
+        drawn = positions if self.order is None else self.order.at(positions).tolist()
+        bad: dict[int, BadSample] = {}
+        found = [self._sound(index, at, draw, bad) for index, at in zip(drawn, positions, strict=True)]
+        samples = [sample for _, sample in found]
+        x = torch.stack([sample.x for sample in samples])  # (B, C, *input)
+        return Batch(
+            x=normalise(x, mean=self.mean, std=self.std),
+            index=torch.tensor([index for index, _ in found], dtype=torch.int64),
+            label=stack_labels(samples),
+            valid=stack_valid(samples),
+            bad=tuple(bad.values()),
+            rows=draw.rows,
+        )
+
+    def _sound(self, index: int, position: int, draw: Draw, bad: dict[int, BadSample]) -> tuple[int, Sample]:
+        """Sample `index`, or the first sound one of its replacements, with the index that was used."""
+        for attempt in range(1, ATTEMPTS + 1):
+            randomness = generator(self.seed, self.phase, draw.step, "augment", position) if draw.augment else None
+            try:
+                sample = load_sound(self.source, index, randomness)
+                if not self.strict and is_constant(sample) and is_blank(self.source, index):
+                    raise DataError(f"{self.source.describe(index)} holds the same value everywhere.")
+                return index, sample
+            except DataError as error:
+                if self.strict:
+                    raise
+                bad.setdefault(index, BadSample(index, self.source.describe(index), str(error)))
+            index = mix(self.seed, "replace", index, attempt) % len(self.source)
+        last = next(reversed(bad.values()))
+        raise DataError(
+            f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
+            "Mend or remove such files, or point data.root elsewhere."
+        )
+
+
+class Loader:
+    """The batches of one phase, for this rank."""
+
+    def __init__(
+        self,
+        *,
+        source: Source,
+        seed: int,
+        phase: str,
+        batch: int,
+        mean: Tensor | Sequence[float],
+        std: Tensor | Sequence[float],
+        workers: int = 0,
+        augment: bool = True,
+        rank: int = 0,
+        world_size: int = 1,
+        micro_batch: int | None = None,
+        pin_memory: bool = False,
+        order: SampleOrder | None = None,  # None: every sample once an epoch
+        repeats: int = 1,  # steps for which a batch stays
+    ) -> None:
+        require_even_shares(batch, world_size)
+        if micro_batch is not None and micro_batch < 1:
+            raise UsageError(f"micro_batch is {micro_batch}; expected at least 1.")
+        self.source, self.batch, self.workers, self.augment = source, batch, workers, augment
+        self.rank, self.world_size, self.pin_memory = rank, world_size, pin_memory
+        self.repeats = repeats
+        self.micro_batch = min(micro_batch or batch, batch // world_size)
+        mean, std = moments_tensors(mean, std)
+        self.maker = Maker(
+            source=source,
+            seed=seed,
+            phase=phase,
+            mean=mean,
+            std=std,
+            order=order or Order(size=len(source), seed=seed, phase=phase),
+            strict=False,
+        )
+
+    def steps(self, start: int, stop: int) -> Iterator[list[Batch]]:
+        """For each optimizer step in [start, stop) the micro-batches of this rank, in row order.
+
+        With `repeats` r, steps n·r to n·r + r − 1 get the n-th batch; it is made once.
+        """
+        turns = range(start // self.repeats, -(-stop // self.repeats))
+        draws = (draw for turn in turns for draw in self.draws(turn))
+        batches = made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
+        for turn in turns:
+            found = [next(batches) for _ in self.draws(turn)]
+            for _ in range(max(start, turn * self.repeats), min(stop, (turn + 1) * self.repeats)):
+                yield found
+
+    def draws(self, step: int) -> list[Draw]:
+        """This rank's rows of the `step`-th global batch, cut into micro-batches."""
+        share = self.batch // self.world_size
+        begin, end = self.rank * share, (self.rank + 1) * share
+        first = step * self.batch
+        return [
+            Draw(step, range(first + cut.start, first + cut.stop), cut, self.augment)
+            for cut in cuts(begin, end, self.micro_batch)
+        ]
+
+    def first(self, count: int, *, rows: int) -> Iterator[Batch]:
+        """The first `count` samples of the phase's order (at most one epoch), un-augmented, `rows` at a time.
+
+        The samples are cut into batches before they are shared out, whole batches to each rank, so that the network
+        sees the same batches at every world size; ranks in order, their rows joined, are the samples in order.
+        """
+        batches = cuts(0, min(count, len(self.source)), rows)
+        begin, end = (len(batches) * r // self.world_size for r in (self.rank, self.rank + 1))
+        draws = [Draw(0, range(cut.start, cut.stop), cut, False) for cut in batches[begin:end]]
+        yield from made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
+
+
+def sequential(
+    source: Source,
+    *,
+    batch: int,
+    mean: Tensor | Sequence[float],
+    std: Tensor | Sequence[float],
+    workers: int = 0,
+    pin_memory: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[Batch]:
+    """Every sample exactly once, in index order, un-augmented; a bad one raises DataError: evaluation must be whole.
+
+    Of several ranks each gets whole batches, so that ranks in order, their rows joined, are the samples in order.
+    """
+    means, stds = moments_tensors(mean, std)
+    maker = Maker(source=source, seed=0, phase="sequential", mean=means, std=stds, order=None, strict=True)
+    every = cuts(0, len(source), batch)
+    begin, end = (len(every) * r // world_size for r in (rank, rank + 1))
+    draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in every[begin:end])
+    yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
+
+
+def measure(
+    source: Source,
+    *,
+    limit: int = 2048,
+    seed: int = 0,
+    workers: int = 0,
+    grid: Sequence[int] | None = None,  # tokens along each axis, to leave padding out; None: everything counts
+    tell: Callable[[int, int], None] | None = None,  # hears of samples done, samples in all
+) -> Moments:
+    """Mean and standard deviation per channel over up to `limit` samples spread over the source; bad ones are skipped.
+
+    Padding would pull the mean of short recordings to the feature floor.
+    Streaming in float64: with n values seen and n' new ones, δ = mean' − mean,
+    mean ← mean + δ·n'/(n+n'),   M2 ← M2 + M2' + δ²·n·n'/(n+n'),   var = M2/n.
+    """
+    chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
+    count, n, reason = 0, 0, ""
+    mean = squares = torch.zeros((), dtype=torch.float64)
+    for done, found in enumerate(in_order(partial(spread, source, grid), chosen, workers=workers), start=1):
+        if tell is not None:
+            tell(done, len(chosen))
+        if isinstance(found, DataError):
+            reason = str(found)
+            continue
+        delta, share = found.mean - mean, found.n / (n + found.n)
+        squares = squares + found.squares + delta.square() * (n * share)
+        mean = mean + delta * share
+        n, count = n + found.n, count + 1
+    if count == 0:
+        raise DataError(f"none of the {len(chosen)} samples tried can be used; the last one: {reason}")
+    std = (squares / n).sqrt()
+    constant = tuple(int(channel) for channel in torch.nonzero(std < SMALLEST_STD).flatten())
+    if len(constant) == len(std):
+        raise DataError(
+            f"all values of the {count} samples measured are the same, {mean.tolist()} per channel; there is nothing "
+            "to learn from. Check that the files hold what they should."
+        )
+    std[list(constant)] = 1.0  # a dead channel becomes zero, not rounding noise blown up a million times
+    return Moments(mean=tuple(mean.tolist()), std=tuple(std.tolist()), count=count, constant=constant)
+
+
+class Spread(NamedTuple):
+    """What one sample adds to the moments, per channel."""
+
+    n: int  # values
+    mean: Tensor  # (C,) float64
+    squares: Tensor  # (C,) float64, summed squares around the mean
+
+
+def spread(source: Source, grid: Sequence[int] | None, index: int) -> Spread | DataError:
+    """The moments of sample `index`, or why it cannot be used."""
+    try:
+        sample = load_sound(source, index, None)
+    except DataError as error:
+        return error
+    x = sample.x.flatten(1).double()  # (C, values)
+    if sample.valid is not None and grid is not None and sample.valid.any():
+        x = x[:, real_values(sample.valid, sample.x.shape[1:], grid)]
+    mean = x.mean(1)
+    return Spread(x.shape[1], mean, (x - mean[:, None]).square().sum(1))
+
+
+def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tensor:
+    """(values,) bool: which values of an input of `size` lie in real tokens, by valid (T,) on a grid."""
+    real = valid.reshape(*grid)
+    for axis, (length, tokens) in enumerate(zip(size, grid, strict=True)):
+        real = real.repeat_interleave(length // tokens, dim=axis)
+    return real.flatten()
+
+
+def made(maker: Maker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Iterator[Batch]:
+    """The batches of the draws, in order; an error that ended one is raised here, in the main process."""
+    for result in in_order(maker, draws, workers=workers, pin_memory=pin_memory):
+        if isinstance(result, BridleError):
+            raise result
+        yield result
+
+
+def require_even_shares(batch: int, world_size: int, *, key: str = "the batch") -> None:
+    """UsageError unless every rank gets the same number of rows; `key` is the setting that says how many there are."""
+    if batch < 1 or batch % world_size:
+        raise UsageError(
+            f"a global batch of {batch} cannot be shared evenly by {world_size} processes; "
+            f"choose a multiple of {world_size} for {key}."
+        )
+
+
+def cuts(start: int, stop: int, size: int) -> list[slice]:
+    """[start, stop) in slices of `size`, the last one shorter where it must be."""
+    return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
+
+
+def load_sound(source: Source, index: int, randomness: torch.Generator | None) -> Sample:
+    """Sample `index`; DataError if it cannot be read or holds a number that is not finite."""
+    name = source.describe(index)
+    try:
+        with watched(name), at_arms_length():
+            failpoints.hit("sample.load")
+            sample = source.load(index, randomness)
+    except OSError as error:
+        raise DataError(f"{name} cannot be read: {error.strerror or error}.") from error
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch has no error of its own
+            raise
+        raise DataError(f"{name} cannot be read: it needs more memory than a file may take.") from error
+    if not torch.isfinite(sample.x).all():
+        raise DataError(f"{source.describe(index)} holds numbers that are not finite (NaN or infinity).")
+    return sample
+
+
+def is_constant(sample: Sample) -> bool:
+    """Is every value of the sample the same?"""
+    low, high = sample.x.aminmax()
+    return bool(low == high)
+
+
+def is_blank(source: Source, index: int) -> bool:
+    """Is there nothing in a file's sample, although it can be read? A random cut may show an empty part of a good file,
+    so that the un-augmented sample decides. What does not come from files is its owner's business."""
+    owner: Any = source
+    while not getattr(owner, "from_files", False):
+        if not hasattr(owner, "source"):
+            return False
+        owner = owner.source
+    return is_constant(load_sound(source, index, None))
+
+
+def normalise(x: Tensor, *, mean: Tensor, std: Tensor) -> Tensor:
+    """(x − mean) / std per channel; x is (B, C, *input), mean and std have C numbers or one."""
+    for name, moment in (("mean", mean), ("std", std)):
+        if len(moment) not in (1, x.shape[1]):
+            raise DataError(
+                f"{name} has {len(moment)} numbers, the samples have {x.shape[1]} channels; give one, or one each."
+            )
+    trailing = (1,) * (x.dim() - 2)
+    return (x - mean.reshape(-1, *trailing)) / std.reshape(-1, *trailing)
+
+
+def moments_tensors(mean: Tensor | Sequence[float], std: Tensor | Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Mean and std as float32 CPU vectors; std must be positive."""
+    mean, std = (torch.as_tensor(m, dtype=torch.float32).detach().cpu().reshape(-1) for m in (mean, std))
+    if not (std > 0).all() or not torch.isfinite(torch.cat([mean, std])).all():
+        raise UsageError(f"mean {mean.tolist()} and std {std.tolist()} must be finite, and every std above 0.")
+    return mean, std
+
+
+def stack_labels(samples: list[Sample]) -> Tensor | None:
+    """(B,) classes, or (B, K) shares where any sample has several; None if a sample has no label."""
+    labels = [sample.label for sample in samples]
+    if any(label is None for label in labels):
+        return None
+    shares = next((label for label in labels if isinstance(label, Tensor)), None)
+    if shares is None:
+        return torch.tensor(labels, dtype=torch.int64)
+    return torch.stack([y if isinstance(y, Tensor) else class_shares([int(y or 0)], len(shares)) for y in labels])
+
+
+def stack_valid(samples: list[Sample]) -> Tensor | None:
+    """(B, T); samples that say nothing are all real, and None if no sample has padding."""
+    some = next((sample.valid for sample in samples if sample.valid is not None), None)
+    if some is None:
+        return None
+    return torch.stack([torch.ones_like(some) if sample.valid is None else sample.valid for sample in samples])

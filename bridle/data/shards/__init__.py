@@ -1,0 +1,1 @@
+"""Tar shards: reading, writing and verifying them."""

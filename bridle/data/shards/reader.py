@@ -1,0 +1,302 @@
+"""Samples inside tar files ("shards"), found by an index or by scanning headers, read by offset, never unpacked.
+
+Layout of a shard, as webdataset writes it: members that share a key (the name up to the first dot after the last slash)
+belong together: KEY.jpg is the sample, KEY.cls (text) or KEY.json ({"label": …}) its label, a number or a name;
+{"labels": […]} are several. {"rows": [{"label": …, "start": …, "end": …, "fold": …}, …]} makes one sample of each row:
+parts of a recording in seconds, folds for cross-validation.
+
+    ROOT/train/*.tar, ROOT/test/*.tar (or val/)                  train and test
+    ROOT/train-*.tar, ROOT/test-*.tar (or val-*.tar) and so on   train and test by the first word of the name
+    ROOT/*.tar                                                   all train
+
+Numbers are classes as they are, 0 to K − 1, their names in ROOT/classes.txt if it exists; names are numbered in sorted
+order. Links, devices, absolute names and names with `..` are left aside and counted. Damage costs a training set the
+samples behind it, and is noted; held-out shards must be whole.
+
+ROOT/index, which `bridle data shard` writes, spares the scan as long as the shards are those it was made of.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bridle.data.listing.columns import Growing
+from bridle.data.listing.folders import Lazy, Listing, existing_folder
+from bridle.data.listing.table import SPILL_EVERY, DataListing, Rows
+from bridle.data.listing.table_on_disk import FORMAT, cache_place, digest, indexed, read_index, state_of
+from bridle.data.loading.worker_pool import in_order
+from bridle.data.shards.scan import Contents, Label, scan_shard
+from bridle.data.shards.tar_member import Member, MemberList
+from bridle.errors import ConfigError, DataError, UsageError, quoted
+
+__all__ = ["INDEX", "Member", "find_shards", "scan_shards", "shards_key", "split_shards"]
+
+INDEX = "index"
+LARGE = 2**30  # bytes of shards from which on the result of a scan is kept
+MOST_CLASSES = 2**20
+HELD_OUT = {
+    **dict.fromkeys(("test", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+}
+
+
+class ShardFiles(NamedTuple):
+    """The shards of a data set, sorted."""
+
+    train: list[Path]
+    test: list[Path]
+    notes: tuple[str, ...] = ()
+
+
+class Naming(NamedTuple):
+    """The classes, and whether a number is a position among them (or a name made of digits)."""
+
+    classes: tuple[str, ...]
+    numbered: bool
+
+
+def find_shards(
+    root: str | os.PathLike[str], *, extensions: Sequence[str], test_fold: int | None = None
+) -> DataListing:
+    """The members with one of `extensions` (such as ".jpg") in the shards of `root`, with their labels."""
+    root = existing_folder(root)
+    files = split_shards(root)
+    key = shards_key(root, files, extensions)
+    stored = read_index(root / INDEX, key=key, root=root)
+    if stored.listing is not None:
+        return hold_out(stored.listing, test_fold, root)
+    build = partial(scan_shards, root, files, extensions)
+    if sum(size_of(file) for file in (*files.train, *files.test)) < LARGE:
+        found = build(None)
+    else:
+        times = [state_of(file) for file in (*files.train, *files.test)]
+        found = indexed(places=[cache_place(root)], key=digest([key, times]), root=root, build=build)
+    if stored.why is not None:
+        note = f"the index of {quoted(root)} is not used ({stored.why}); the shards were scanned instead."
+        found = found._replace(notes=(*found.notes, note))
+    return hold_out(found, test_fold, root)
+
+
+def shards_key(root: Path, files: ShardFiles, extensions: Sequence[str]) -> str:
+    """Names the state of the shards: what they are called and how long they are. Copies have the same."""
+    listed = [[file.relative_to(root).as_posix(), size_of(file)] for file in (*files.train, *files.test)]
+    names = root / "classes.txt"
+    classes = names.read_bytes().hex() if names.is_file() else None
+    return digest([FORMAT, listed, sorted(extensions), classes])
+
+
+def size_of(file: Path) -> int:
+    state = state_of(file)
+    return -1 if state is None else state[0]
+
+
+def split_shards(root: Path) -> ShardFiles:
+    """The shards of train and of the held-out part."""
+    notes: list[str] = []
+    if (root / "train").is_dir():
+        held_out = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+        train, test = listed(root / "train"), [] if held_out is None else listed(held_out)
+    else:
+        by_split: dict[str, list[Path]] = {"train": [], "test": [], "val": []}
+        for path in listed(root):
+            by_split[HELD_OUT.get(words(path)[0], "train")].append(path)
+        train, test = by_split["train"], by_split["test"] or by_split["val"]
+        if by_split["test"] and by_split["val"]:
+            notes.append(f"{quoted(root)} has test and val shards; the {len(by_split['val'])} val shards are left out.")
+        if doubtful := next((path for path in train if HELD_OUT.keys() & set(words(path))), None):
+            notes.append(f"{quoted(doubtful.name)} is trained on; to hold it out, let its name begin with test or val.")
+        if test and not train:
+            raise DataError(f"{quoted(root)} holds {test[0].name} but no training shards; name them train-….tar.")
+    if not train:
+        packed = any(root.rglob("*.tar.*"))
+        raise UsageError(
+            f"no .tar files in {quoted(root)} or its train/; "
+            + ("compressed ones cannot be read by offset: decompress them." if packed else "set data.root elsewhere.")
+        )
+    return ShardFiles(train, test, tuple(notes))
+
+
+def first_names(root: Path, extensions: Sequence[str]) -> list[str]:
+    """Names of the samples in the first shard, which tell what kind of data this is."""
+    contents = scan_shard(split_shards(root).train[0], extensions=extensions)
+    if isinstance(contents, DataError):
+        raise contents
+    return [sample.name for sample in contents.samples]
+
+
+def words(path: Path) -> list[str]:
+    """The words of a name: test-000001.tar is test and 000001."""
+    return re.split(r"[^a-z]+", path.name.lower().removesuffix(".tar"))
+
+
+def listed(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+
+
+class Collected:
+    """The samples of one split, shard by shard, before classes have numbers."""
+
+    def __init__(self, split: str, folder: Path | None, numbers: dict[Label, int]) -> None:
+        self.rows = Rows(Path(), split=split, folder=folder)
+        self.of, self.offsets, self.sizes = (
+            Growing(typecode, None if folder is None else folder / f"{split}.{name}")
+            for name, typecode in (("of", "i"), ("offsets", "q"), ("sizes", "q"))
+        )
+        self.shards: list[Path] = []
+        self.numbers = numbers  # of the labels, in the order they come; shared by all splits
+        self.first: dict[int, str] = {}  # where each of these was first seen
+        self.notes: list[str] = []
+        self.damage: list[str] = []
+        self.unlabelled = 0
+        self.several = False
+
+    def add(self, shard: Path, contents: Contents) -> None:
+        self.shards.append(shard)
+        self.notes += contents.notes
+        self.damage += contents.damage
+        self.several = self.several or contents.several
+        for name, offset, size, row in contents.samples:
+            where = quoted(shard / name)
+            labels = [self.numbers.setdefault(label, len(self.numbers)) for label in row.labels or ()]
+            for label in labels:
+                self.first.setdefault(label, where)
+            self.unlabelled += row.labels is None
+            self.rows.add(name, labels=labels, span=row.span, fold=row.fold, where=where)
+            self.of.append(len(self.shards) - 1)
+            self.offsets.append(offset)
+            self.sizes.append(size)
+            if len(self.rows) % SPILL_EVERY == 0:
+                for column in (self.rows, self.of, self.offsets, self.sizes):
+                    column.spill()
+
+    def listing(self, final: NDArray[np.int32] | None, *, several: bool) -> Listing:
+        listing = self.rows.listing(final, several=several)
+        names = listing.paths
+        members = MemberList(self.shards, names, self.of.finish(), self.offsets.finish(), self.sizes.finish())  # type: ignore[arg-type]
+        return listing._replace(paths=members)
+
+
+def scan_shards(
+    root: Path, files: ShardFiles, extensions: Sequence[str], folder: Path | None, *, workers: int = 0
+) -> DataListing:
+    """What the headers and labels of all shards say; columns go to `folder`, or stay in memory."""
+    numbers: dict[Label, int] = {}
+    train, test = (
+        collect(split, paths, extensions, folder, numbers, workers) if paths else None
+        for split, paths in (("train", files.train), ("test", files.test))
+    )
+    assert train is not None
+    if not len(train.rows):
+        raise DataError(
+            f"no {' '.join(extensions)} members in the {len(files.train)} shard(s) of {quoted(root)}, the first one "
+            f"{quoted(files.train[0].name)}; {' '.join(train.damage + train.notes) or 'they are empty.'}"
+        )
+    if test is not None and test.damage:
+        raise DataError(f"{test.damage[0]} Scores need every held-out sample: copy the shard again.")
+    notes = [*files.notes, *train.damage, *train.notes, *(test.notes if test else [])]
+    if train.unlabelled:
+        if train.unlabelled < len(train.rows):
+            notes.append(f"{train.unlabelled} of {len(train.rows)} training samples have no label, so none is used.")
+        held_out = test.listing(None, several=False) if test else None
+        return DataListing(train.listing(None, several=False), held_out, None, folds_of(train), tuple(notes))
+    if test is not None and test.unlabelled:
+        notes.append("the held-out shards have samples without a label and are left out; scores come from train.")
+        test = None
+    naming = name_classes(root, train)
+    final, several = number(train, test, naming, root), train.several or (test is not None and test.several)
+    held_out = None if test is None else test.listing(final, several=several)
+    return DataListing(train.listing(final, several=several), held_out, naming.classes, folds_of(train), tuple(notes))
+
+
+def collect(
+    split: str,
+    shards: Sequence[Path],
+    extensions: Sequence[str],
+    folder: Path | None,
+    numbers: dict[Label, int],
+    workers: int,
+) -> Collected:
+    collected = Collected(split, folder, numbers)
+    results = in_order(partial(scan_shard, extensions=tuple(extensions)), shards, workers=workers)
+    for shard, contents in zip(shards, results, strict=True):
+        if isinstance(contents, DataError):
+            raise contents
+        collected.add(shard, contents)
+    return collected
+
+
+def folds_of(train: Collected) -> Sequence[int] | None:
+    folds: Sequence[int] | None = train.rows.folds.finish() if train.rows.folded else None
+    return folds
+
+
+def name_classes(root: Path, train: Collected) -> Naming:
+    """The classes in order: by classes.txt, by number, or by name."""
+    names = root / "classes.txt"
+    if names.is_file():
+        lines = names.read_text(encoding="utf-8", errors="replace").splitlines()
+        return Naming(tuple(line.strip() for line in lines if line.strip()), numbered=True)
+    seen = [label for label, number in train.numbers.items() if number in train.first]
+    counts = [label for label in seen if isinstance(label, int)]
+    if len(counts) < len(seen):
+        return Naming(tuple(sorted({str(label) for label in seen})), numbered=False)
+    if max(counts, default=0) >= MOST_CLASSES:
+        raise DataError(f"{quoted(root)}: label {max(counts)} is no class number; classes are numbered from 0.")
+    return Naming(tuple(str(i) for i in range(max(counts, default=0) + 1)), numbered=True)
+
+
+def number(train: Collected, test: Collected | None, naming: Naming, root: Path) -> NDArray[np.int32]:
+    """The position in the classes for each label, by the number it was given when it was first seen."""
+    places = {name: i for i, name in enumerate(naming.classes)}
+    final = np.zeros(len(train.numbers), dtype=np.int32)
+    for label, given in train.numbers.items():
+        at = label if naming.numbered and isinstance(label, int) else places.get(str(label), -1)
+        where = train.first.get(given) or (None if test is None else test.first.get(given))
+        if where is None:
+            continue  # only seen in what is left out
+        if not 0 <= at < len(naming.classes):
+            raise DataError(
+                f"{where} has the label {quoted(label)}, which is none of the {len(naming.classes)} classes of "
+                f"{quoted(root)}; a class must be in train or in classes.txt."
+            )
+        final[given] = at
+    return final
+
+
+class Chosen(Lazy[object]):
+    """Some rows of a column."""
+
+    def __init__(self, column: Sequence[object], rows: NDArray[np.int64]) -> None:
+        self.column, self.rows = column, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, at: int) -> object:
+        return self.column[int(self.rows[at])]
+
+
+def hold_out(found: DataListing, test_fold: int | None, root: Path) -> DataListing:
+    """One fold as the held-out part, if that is asked for."""
+    if test_fold is None:
+        return found
+    if found.test is not None:
+        raise ConfigError(f"data.test_fold: {quoted(root)} has shards that are held out; set data.test_fold=null.")
+    folds = np.empty(0, np.int64) if found.folds is None else np.asarray(found.folds)
+    if test_fold not in folds:
+        seen = ", ".join(map(str, np.unique(folds))) or "none"
+        raise ConfigError(f"data.test_fold: {test_fold} given, but the folds of {quoted(root)} are: {seen}.")
+    train, test = (choose(found.train, np.flatnonzero(wanted)) for wanted in (folds != test_fold, folds == test_fold))
+    return found._replace(train=train, test=test, folds=None)
+
+
+def choose(listing: Listing, rows: NDArray[np.int64]) -> Listing:
+    return Listing(*(None if column is None else Chosen(column, rows) for column in listing))  # type: ignore[arg-type]

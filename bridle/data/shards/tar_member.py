@@ -1,0 +1,128 @@
+"""A sample inside a tar file, read where it lies: its bytes, a file-like view of them, or an address for FFmpeg.
+
+`Place` is where the bytes of a sample are, whatever holds them: readers take both, and both can be shown as text.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from io import SEEK_CUR, SEEK_END, SEEK_SET, RawIOBase
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from bridle.data.listing.columns import Numbers
+from bridle.data.listing.folders import Lazy, PathList
+from bridle.errors import DataError, quoted
+
+
+class Member(NamedTuple):
+    """Where the bytes of one sample lie."""
+
+    shard: Path
+    name: str  # inside the shard
+    offset: int
+    size: int
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    @property
+    def place(self) -> Path:
+        """For messages: the name as if the shard were a folder."""
+        return self.shard / self.name
+
+    @property
+    def suffix(self) -> str:
+        """The ending of the name, as of a path."""
+        return PurePosixPath(self.name).suffix
+
+    def open(self) -> MemberFile:
+        """The bytes as a file; DataError if the shard ends before they do."""
+        try:
+            handle = os.open(self.shard, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise DataError(f"{quoted(self)} cannot be read: {error.strerror or error}.") from error
+        there = os.fstat(handle).st_size
+        if self.offset + self.size > there:  # asked before memory is taken: a damaged header may claim any size
+            os.close(handle)
+            raise DataError(
+                f"{quoted(self)} should end at byte {self.offset + self.size} of its shard, which has {there}; "
+                "the shard is truncated. Copy it again."
+            )
+        return MemberFile(handle, self.offset, self.size)
+
+    def read(self) -> bytes:
+        """All bytes."""
+        try:
+            with self.open() as file:
+                return file.read()
+        except OSError as error:
+            raise DataError(f"{quoted(self)} cannot be read: {error.strerror or error}.") from error
+
+    def address(self) -> str:
+        """What FFmpeg calls these bytes; DataError if they are not all there."""
+        self.open().close()
+        return f"subfile,,start,{self.offset},end,{self.offset + self.size},,:{os.path.abspath(self.shard)}"
+
+
+Place = Path | Member
+
+
+class MemberFile(RawIOBase):
+    """Some bytes of a file as a file of their own, for decoders that seek; owns the handle."""
+
+    def __init__(self, handle: int, offset: int, size: int) -> None:
+        self.handle, self.offset, self.size, self.at = handle, offset, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, at: int, whence: int = SEEK_SET) -> int:
+        base = {SEEK_SET: 0, SEEK_CUR: self.at, SEEK_END: self.size}[whence]
+        self.at = max(base + at, 0)
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+    def readinto(self, buffer: Any) -> int:
+        target = memoryview(buffer).cast("B")
+        count = min(len(target), max(self.size - self.at, 0))
+        read = os.pread(self.handle, count, self.offset + self.at)
+        target[: len(read)] = read
+        self.at += len(read)
+        return len(read)
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self.handle)
+        super().close()
+
+
+class MemberList(Lazy[Member]):
+    """Members of many shards in flat columns: about 20 bytes each and the name."""
+
+    def __init__(
+        self,
+        shards: list[Path] | None = None,
+        names: PathList | None = None,
+        of: Numbers | None = None,
+        offsets: Numbers | None = None,
+        sizes: Numbers | None = None,
+    ) -> None:
+        self.shards = [] if shards is None else shards
+        self.names = PathList(Path()) if names is None else names
+        self.of: Numbers = array("i") if of is None else of
+        self.offsets: Numbers = array("q") if offsets is None else offsets
+        self.sizes: Numbers = array("q") if sizes is None else sizes
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def row(self, at: int) -> Member:
+        name = os.fspath(self.names[at])
+        return Member(self.shards[int(self.of[at])], name, int(self.offsets[at]), int(self.sizes[at]))

@@ -1,0 +1,306 @@
+"""Writes tar shards from any data set of files; the reader is `shards`.
+
+    OUT/train-000000.tar, …, OUT/test-000000.tar, …    samples in the order of the data set, labels beside them
+    OUT/classes.txt                                    names of the classes, by number
+    OUT/index/                                         every sample's place and label, so that nothing need be scanned
+    OUT/shards.json                                    written last: counts, sizes and SHA-256 of all shards
+    OUT/skipped.jsonl                                  files that could not be read, and why; only if there are any
+
+Bytes depend on the files alone: no times, owners or process numbers go into a shard. A finished shard has a record in
+OUT/.records, so that the same command goes on where a killed one stopped, and rewrites only what has changed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridle.data.listing.folders import Listing
+from bridle.data.listing.table import DataListing
+from bridle.data.listing.table_on_disk import FORMAT, build_at, digest, sha256
+from bridle.data.loading.worker_pool import in_order
+from bridle.data.shards.packing import Group, Packed, entry_bytes, pack, rows_of
+from bridle.data.shards.reader import INDEX, scan_shards, shards_key, split_shards
+from bridle.errors import DataError, UsageError, quoted
+
+MANIFEST = "shards.json"
+RECORDS = ".records"
+SKIPPED = "skipped.jsonl"
+SAMPLE_OVERHEAD = 2048  # bytes: headers, padding and a label
+
+Tell = Callable[[int, int], None]  # samples done, samples in all
+
+
+class Job(NamedTuple):
+    """One shard to be written: its name, and which rows of the split go into it."""
+
+    split: str
+    number: int
+    rows: range
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.number:06d}.tar"
+
+
+class Record(NamedTuple):
+    """What a finished shard holds."""
+
+    name: str
+    split: str
+    samples: int  # rows
+    renamed: int  # samples whose key is not their name
+    bytes: int
+    sha256: str
+    digest: str  # of all that went into it
+    skipped: list[list[str]]  # path and reason
+
+
+class Written(NamedTuple):
+    """What a data set became."""
+
+    out: Path
+    shards: int
+    kept: int  # of these, from an earlier run
+    samples: dict[str, int]  # by split
+    skipped: int
+    renamed: int
+    bytes: int
+    notes: tuple[str, ...]
+
+
+class Shards:
+    """Everything that a worker needs to write any shard of a data set."""
+
+    def __init__(self, *, found: DataListing, root: Path, out: Path, extensions: Sequence[str]) -> None:
+        self.splits: dict[str, Listing] = {"train": found.train}
+        if found.test is not None:
+            self.splits["test"] = found.test
+        self.folds, self.root, self.out, self.extensions = found.folds, root, out, tuple(extensions)
+
+    def groups(self, job: Job) -> Iterator[Group]:
+        """The files of a shard, each with the rows that speak of it."""
+        folds = self.folds if job.split == "train" else None
+        return rows_of(self.splits[job.split], job.rows, folds=folds, root=self.root)
+
+    def write(self, job: Job, known: Record | None) -> Record | OSError:
+        """Write a shard, unless it is there already; an error of the disk is returned, or a worker would hide it."""
+        try:
+            groups = list(self.groups(job))
+            wanted = digest([FORMAT, self.extensions, [group.facts() for group in groups]])
+            target = self.out / job.name
+            if known is not None and known.digest == wanted and size_of(target) == known.bytes:
+                return known
+            part = target.with_name(f".{job.name}.part")
+            with part.open("wb") as file:
+                packed = pack(groups, file, extensions=self.extensions)
+                file.flush()
+                os.fsync(file.fileno())
+            record = record_of(job, packed, part, wanted)
+            # In this order a kill leaves no shard without a record, and no record beside an older shard.
+            target.unlink(missing_ok=True)
+            write_json(self.out / RECORDS / f"{job.name}.json", record._asdict())
+            part.rename(target)
+            return record
+        except OSError as error:
+            with suppress(OSError):
+                self.out.joinpath(f".{job.name}.part").unlink(missing_ok=True)  # a full disk needs the room
+            return error
+
+
+def write_shards(
+    found: DataListing,
+    *,
+    source: str,
+    extensions: Sequence[str],
+    root: Path,
+    out: Path,
+    shard_mb: int = 256,
+    workers: int = 0,
+    tell: Tell | None = None,
+) -> Written:
+    """Write a data set of files as shards into `out`; what an earlier run finished is kept."""
+    check_classes(found.classes)
+    with locked(out):
+        shards = Shards(found=found, root=root, out=out, extensions=extensions)
+        known = known_records(out)
+        jobs = [job for split, listing in shards.splits.items() for job in plan(split, listing, shard_mb << 20)]
+        records: list[Record] = []
+        kept, done, total = 0, 0, sum(len(job.rows) for job in jobs)
+        if tell is not None and total > 1:
+            tell(1, total)  # the clock starts
+        for record in in_order(partial(write_one, shards, known), jobs, workers=workers):
+            if isinstance(record, OSError):
+                raise record
+            kept += known.get(record.name) == record
+            done += record.samples + len(record.skipped)
+            records.append(record)
+            if tell is not None:
+                tell(min(done, total - 1), total)
+        check_held_out(records)
+        finish(records, found, source=source, extensions=extensions, out=out, workers=workers)
+        if tell is not None:
+            tell(total, total)
+    return summed_up(records, kept=kept, out=out, notes=found.notes)
+
+
+def write_one(shards: Shards, known: dict[str, Record], job: Job) -> Record | OSError:
+    """One job, in a worker."""
+    return shards.write(job, known.get(job.name))
+
+
+def plan(split: str, listing: Listing, limit: int) -> Iterator[Job]:
+    """Rows of a split cut into shards of about `limit` bytes; rows that follow one another in a file stay together."""
+    first, size, number, last = 0, 0, 0, None
+    for at, path in enumerate(listing.paths):
+        if path == last:
+            continue
+        last, more = path, entry_bytes(path) + SAMPLE_OVERHEAD
+        if size and size + more > limit:
+            yield Job(split, number, range(first, at))
+            first, size, number = at, 0, number + 1
+        size += more
+    yield Job(split, number, range(first, len(listing.paths)))
+
+
+def record_of(job: Job, packed: Packed, file: Path, wanted: str) -> Record:
+    return Record(
+        name=job.name,
+        split=job.split,
+        samples=packed.samples,
+        renamed=packed.renamed,
+        bytes=file.stat().st_size,
+        sha256=sha256(file),
+        digest=wanted,
+        skipped=packed.skipped,
+    )
+
+
+def known_records(out: Path) -> dict[str, Record]:
+    """Shards that an earlier run finished, also one that was killed."""
+    found: dict[str, Record] = {}
+    rows: list[Any] = []
+    for file in (out / MANIFEST, *sorted((out / RECORDS).glob("*.json"))):
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            rows += values["shards"] if file.name == MANIFEST else [values]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # what cannot be read is written again
+    for row in rows:
+        if isinstance(row, dict) and set(row) == set(Record._fields):
+            found[row["name"]] = Record(**row)
+    return found
+
+
+def check_classes(classes: Sequence[str] | None) -> None:
+    """Can every class be a line of classes.txt?"""
+    odd = next(
+        (name for name in classes or () if not name or name != name.strip() or name.splitlines() != [name]), None
+    )
+    if odd is not None:
+        raise DataError(f"the class {quoted(odd)} cannot be a line of classes.txt; rename it.")
+
+
+def check_held_out(records: Sequence[Record]) -> None:
+    """Scores need every sample, so that held-out files may not be missing."""
+    bad = [row for record in records if record.split == "test" for row in record.skipped]
+    if bad:
+        raise DataError(
+            f"{len(bad)} held-out files cannot be read, the first one {quoted(bad[0][0])}: {bad[0][1]}. Scores need "
+            "all of them: mend or unlist them and run the same command again; finished shards are kept."
+        )
+
+
+def finish(
+    records: Sequence[Record], found: DataListing, *, source: str, extensions: Sequence[str], out: Path, workers: int
+) -> None:
+    """Class names, index, list of skipped files, and the manifest at last; leftovers of other states are removed."""
+    for name in known_records(out).keys() - {record.name for record in records}:
+        (out / Path(name).name).unlink(missing_ok=True)
+    if found.classes is None:
+        (out / "classes.txt").unlink(missing_ok=True)
+    else:
+        (out / "classes.txt").write_text("".join(f"{name}\n" for name in found.classes), encoding="utf-8")
+    skipped = [
+        {"path": path, "shard": record.name, "reason": why} for record in records for path, why in record.skipped
+    ]
+    (out / SKIPPED).unlink(missing_ok=True)
+    if skipped:
+        (out / SKIPPED).write_text("".join(json.dumps(row) + "\n" for row in skipped), encoding="utf-8")
+    files = split_shards(out)
+    build_at(
+        out / INDEX,
+        key=shards_key(out, files, extensions),
+        root=out,
+        build=lambda folder: scan_shards(out, files, extensions, folder, workers=workers),
+    )
+    samples = {split: sum(record.samples for record in records if record.split == split) for split in ("train", "test")}
+    facts = {
+        "format": FORMAT,
+        "source": source,
+        "samples": samples,
+        "classes": None if found.classes is None else len(found.classes),
+        "skipped": len(skipped),
+        "shards": [record._asdict() for record in records],
+    }
+    write_json(out / MANIFEST, facts)
+    shutil.rmtree(out / RECORDS, ignore_errors=True)
+
+
+def summed_up(records: Sequence[Record], *, kept: int, out: Path, notes: tuple[str, ...]) -> Written:
+    samples: dict[str, int] = {}
+    for record in records:
+        samples[record.split] = samples.get(record.split, 0) + record.samples
+    return Written(
+        out=out,
+        shards=len(records),
+        kept=kept,
+        samples=samples,
+        skipped=sum(len(record.skipped) for record in records),
+        renamed=sum(record.renamed for record in records),
+        bytes=sum(record.bytes for record in records),
+        notes=notes,
+    )
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """The folder for one process alone; other people's files in it are respected."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {quoted(out)} is a file; give a folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    # The file of the lock stays: who opens it just before it is removed would lock nothing that others see.
+    with (out / f"{RECORDS}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"another process is writing shards to {quoted(out)}; wait for it, or stop it.") from error
+        ours = known_records(out)  # only now: who writes adds shards between one look and the next
+        foreign = next((file.name for file in sorted(out.glob("*.tar")) if file.name not in ours), None)
+        if foreign is not None:
+            raise UsageError(
+                f"{quoted(out)} holds {quoted(foreign)}, which is not of this command; give another --out."
+            )
+        (out / RECORDS).mkdir(exist_ok=True)
+        yield
+
+
+def write_json(file: Path, values: object) -> None:
+    """Whole or not at all."""
+    part = file.with_name(f".{file.name}.part")
+    with part.open("w", encoding="utf-8") as text:
+        json.dump(values, text, indent=1)
+        text.flush()
+        os.fsync(text.fileno())
+    part.rename(file)
+
+
+def size_of(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else -1

@@ -1,0 +1,1 @@
+"""Video clips: decoding frames, and the source of samples."""

@@ -1,0 +1,316 @@
+"""Videos in files as a source, and single files as windows.
+
+Shapes: one sample is (C, T, H, W), values in [0, 1], C = 1 (grey) or 3 (RGB), T frames of H×W; decoded frames are
+(n, h, w, C) uint8.
+
+A clip is every `stride`-th frame, counted in the order frames are shown, whatever their times (so a variable frame rate
+is no hindrance, and the rate itself does not matter). Frames past the end of the file repeat the last one, and `valid`
+is False for tubelets of which less than half the frames are real. Frames are scaled so that the short side is
+`short_side` (bilinear, in the decoder) or more where the sample would not fit in.
+
+Training: a clip that starts anywhere it fits; a random part of the picture, the same in all frames (its area
+`crop_scale` of the whole, its sides stretched by 3/4 to 4/3), scaled to H×W; mirrored half of the time; played
+backwards half of the time where asked for; then RandAugment and erasing. Evaluation: clips spread evenly from the first
+to the last start, pictures of H×W spread along the long side; a single one is taken from the middle.
+
+Decoding happens in a child process, see `contained`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from bridle.config.schema import AugmentConfig
+from bridle.data.image.source import random_box
+from bridle.data.listing.folders import printable
+from bridle.data.listing.table import DataListing
+from bridle.data.loading.augment import erase, randaugment
+from bridle.data.loading.cache import ItemCache
+from bridle.data.loading.watchdog import watched
+from bridle.data.shards.tar_member import Member, Place
+from bridle.data.sources import Labels, Sample, Splits, Window, label_of
+from bridle.data.video.contained import Contained, ContainedError, CrashError, SlowError
+from bridle.errors import ConfigError, DataError, quoted
+from bridle.geometry import Geometry
+
+EXTENSIONS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".gif")
+DECODER = Path(__file__).with_name("frames.py")  # a program of its own: it runs without torch
+MOST_KEPT = 512  # frames of a video that may be kept whole; clips of longer ones are decoded when needed
+MIDDLE = 0.5
+
+
+class Decoding(NamedTuple):
+    """How the clips of a data set are decoded."""
+
+    geometry: Geometry
+    stride: int
+    short_side: int | None  # None: the larger side of the sample's picture
+    timeout: float  # seconds for a clip, or for a window of a file that is read whole
+
+    def check(self) -> None:
+        if self.geometry.rank != 3:
+            raise ConfigError(
+                f"geometry.input {list(self.geometry.input)} is not frames, height and width; videos need three sizes."
+            )
+        if self.geometry.channels not in (1, 3):
+            raise ConfigError(
+                f"geometry.channels is {self.geometry.channels}; videos have 1 channel (grey) or 3 (RGB)."
+            )
+
+    def look(self) -> dict[str, Any]:
+        """What the decoder must know of pictures."""
+        size = self.geometry.input[1:]
+        return {"channels": self.geometry.channels, "short_side": self.short_side or max(size), "least": size}
+
+    def clip(self, path: Place, *, place: float, span: tuple[float, float | None]) -> Tensor:
+        """(n, h, w, C), n ≤ T: the clip at `place` (0 … 1) of the starts where it fits; shorter where the file ends."""
+        wanted = {"place": place, "span": span, "length": self.geometry.input[0], "stride": self.stride}
+        return self._call(path, wanted)[1]
+
+    def whole(self, path: Place, *, span: tuple[float, float | None]) -> Tensor:
+        """(n, h, w, C): all frames; none if they are too many to be kept, or cannot all be decoded."""
+        wanted = {"place": 0.0, "span": span, "length": None, "stride": 1, "most": MOST_KEPT}
+        try:
+            count, frames = self._call(path, wanted)
+        except DataError:  # a clip of it may still be read: what can be used must not depend on what is kept
+            return torch.zeros(0, 1, 1, self.geometry.channels, dtype=torch.uint8)
+        return frames if count == len(frames) else frames[:0].clone()
+
+    def _call(self, path: Place, wanted: dict[str, Any]) -> tuple[int, Tensor]:
+        try:
+            with watched(path, limited=False):  # the decoder's process has a time limit of its own
+                answer = Contained(DECODER).call(
+                    "clip", timeout=self.timeout, path=address_of(path), **wanted, **self.look()
+                )
+        except ContainedError as error:
+            raise unreadable(path, error) from error
+        return int(answer.facts["frames"]), torch.from_numpy(answer.array)
+
+    def padded(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """x (C, n, H, W) with n ≤ T, continued with its last frame to (C, T, H, W), and which tokens are real."""
+        length, patch = self.geometry.input[0], self.geometry.patch[0]
+        n = x.shape[1]
+        if n == length:
+            return x, None
+        real = (n - torch.arange(0, length, patch)).clamp(0, patch)  # frames of each tubelet
+        valid = (2 * real >= patch).repeat_interleave(self.geometry.tokens // len(real))  # (T,) tokens
+        return torch.cat([x, x[:, -1:].expand(-1, length - n, -1, -1)], dim=1), valid
+
+    def too_short(self, path: Place, frames: int) -> DataError:
+        return DataError(
+            f"{quoted(path)} gives {frames} frames at stride {self.stride}, less than half a tubelet of "
+            f"{self.geometry.patch[0]}; it is too short to be used. Lower video.stride or remove it."
+        )
+
+
+class Videos:
+    """Video files, or spans of them, as samples (C, T, H, W)."""
+
+    from_files = True
+
+    def __init__(
+        self,
+        *,
+        paths: Sequence[Place],
+        labels: Labels | None,
+        classes: Sequence[str] | None,
+        spans: Sequence[tuple[float, float | None]] | None,
+        decoding: Decoding,
+        augment: AugmentConfig,
+        clips: int = 1,
+        crops: int = 1,
+        cache_mb: int = 0,
+    ) -> None:
+        decoding.check()
+        self.paths, self.labels, self.classes, self.spans = paths, labels, classes, spans
+        self.decoding, self.augment = decoding, augment
+        self.clips, self.crops, self.views = clips, crops, clips * crops
+        self.cache = ItemCache(cache_mb) if cache_mb else None
+        self.cache_full = False
+        self.given_up: dict[int, str] = {}  # why
+        self.latest: tuple[tuple[int, int], Tensor] | None = None  # pictures of one clip are asked for in a row
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        if generator is None:
+            return self._sample(index, middle_part(self._clip(index, MIDDLE), place=MIDDLE, size=self._size()))
+        frames = self._clip(index, float(torch.rand((), generator=generator, dtype=torch.float64)))
+        return self._augmented(index, frames, generator)
+
+    def load_view(self, index: int, view: int) -> Sample:
+        """Views run over the pictures of the first clip, then of the second."""
+        clip, crop = divmod(view, self.crops)
+        if self.latest is None or self.latest[0] != (index, clip):
+            self.latest = (index, clip), self._clip(index, spread(clip, self.clips))
+        return self._sample(index, middle_part(self.latest[1], place=spread(crop, self.crops), size=self._size()))
+
+    def describe(self, index: int) -> str:
+        name = printable(self.paths[index])
+        if self.spans is None:
+            return name
+        start, end = self.spans[index]
+        return f"{name} [{start:g} s to {'the end' if end is None else f'{end:g} s'}]"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "latest": None}
+
+    def _size(self) -> tuple[int, int]:
+        return self.decoding.geometry.input[1], self.decoding.geometry.input[2]
+
+    def _clip(self, index: int, place: float) -> Tensor:
+        """(n, h, w, C) with n ≤ T; a file that once made the decoder hang or crash is not tried again."""
+        if index in self.given_up:
+            raise DataError(self.given_up[index])
+        try:
+            return self._decoded(index, place)
+        except DataError as error:
+            if isinstance(error.__cause__, (SlowError, CrashError)):
+                self.given_up[index] = str(error)
+            raise
+
+    def _decoded(self, index: int, place: float) -> Tensor:
+        """From the kept video or from its file."""
+        path, span = self.paths[index], (0.0, None) if self.spans is None else self.spans[index]
+        if self.cache is not None and (index in self.cache.items or not self.cache_full):
+            whole = self.cache.get(index, lambda: self.decoding.whole(path, span=span))
+            self.cache_full = self.cache_full or index not in self.cache.items
+            if len(whole):
+                from bridle.data.video.decode import start_of
+
+                length, stride = self.decoding.geometry.input[0], self.decoding.stride
+                return whole[start_of(len(whole), place=place, length=length, stride=stride) :: stride][:length]
+        return self.decoding.clip(path, place=place, span=span)
+
+    def _augmented(self, index: int, frames: Tensor, generator: torch.Generator) -> Sample:
+        wanted, (h, w) = self.augment, frames.shape[1:3]
+        left, top, right, bottom = random_box((w, h), size=self._size(), scale=wanted.crop_scale, generator=generator)
+        x, y = round(left), round(top)
+        part = frames[:, y : max(round(bottom), y + 1), x : max(round(right), x + 1)]
+        pictures = interpolate(part.permute(0, 3, 1, 2), size=self._size(), mode="bilinear", antialias=True)
+        if wanted.flip and torch.rand((), generator=generator) < 0.5:
+            pictures = pictures.flip(-1)
+        if wanted.time_flip and torch.rand((), generator=generator) < 0.5:
+            pictures = pictures.flip(0)
+        sample = self._sample(index, pictures)
+        if wanted.randaugment:
+            operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
+            changed = randaugment(sample.x, operations=operations, magnitude=magnitude, generator=generator)
+            sample = sample._replace(x=changed)
+        if wanted.erase:
+            sample = sample._replace(x=erase(sample.x, probability=wanted.erase, generator=generator))
+        return sample
+
+    def _sample(self, index: int, pictures: Tensor) -> Sample:
+        """A sample of pictures (n, C, H, W) uint8."""
+        x, valid = self.decoding.padded(unit_range(pictures))
+        if valid is not None and not valid.any():
+            raise self.decoding.too_short(self.paths[index], len(pictures))
+        return Sample(x, label_of(self.labels, index, self.classes), valid)
+
+
+def open_videos(
+    *,
+    found: DataListing,
+    geometry: Geometry,
+    stride: int,
+    short_side: int | None,
+    crops: int,
+    timeout: float,
+    augment: AugmentConfig,
+    views: int,
+    cache_mb: int,
+) -> Splits:
+    """The videos that were found, as train and test."""
+    decoding = Decoding(geometry=geometry, stride=stride, short_side=short_side, timeout=timeout)
+    train, test = (
+        None
+        if listing is None
+        else Videos(
+            paths=listing.paths,
+            labels=listing.labels,
+            classes=found.classes,
+            spans=listing.spans,
+            decoding=decoding,
+            augment=augment,
+            clips=views,
+            crops=crops,
+            cache_mb=cache_mb,
+        )
+        for listing in (found.train, found.test)
+    )
+    assert train is not None
+    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
+
+
+class VideoReader:
+    """Videos of any length as windows (C, T, H, W) that follow one another, T·stride frames each, middle cut out."""
+
+    extensions = EXTENSIONS
+    frame_seconds = None  # every file has a rate of its own, perhaps none; windows carry the times of their frames
+    timed = True
+
+    def __init__(
+        self, *, geometry: Geometry, stride: int, short_side: int | None = None, timeout: float = 60.0
+    ) -> None:
+        self.decoding = Decoding(geometry=geometry, stride=stride, short_side=short_side, timeout=timeout)
+        self.decoding.check()
+
+    def windows(self, path: Place) -> Iterator[Window]:
+        """All windows of a file, decoded one at a time; an end that fills less than half a tubelet is left out."""
+        return self.windows_between(path, start=0.0, end=None)
+
+    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+        """The same for a part of a file, in seconds."""
+        decoding = self.decoding
+        length, size = decoding.geometry.input[0], (decoding.geometry.input[1], decoding.geometry.input[2])
+        wanted = {"path": address_of(path), "length": length, "stride": decoding.stride, **decoding.look()}
+        wanted["span"] = (start, end)
+        try:
+            answers = Contained(DECODER).stream("windows", timeout=decoding.timeout, **wanted)
+            for number, answer in enumerate(answers):
+                frames = torch.from_numpy(answer.array)  # (n, h, w, C)
+                x, valid = decoding.padded(unit_range(middle_part(frames, place=MIDDLE, size=size)))
+                if valid is None or valid.any():
+                    yield Window(x, valid, number * length, tuple(answer.facts["seconds"]))
+                elif number == 0:
+                    raise decoding.too_short(path, len(frames))
+        except ContainedError as error:
+            raise unreadable(path, error) from error
+
+
+def address_of(path: Place) -> str:
+    """What the decoder opens."""
+    return path.address() if isinstance(path, Member) else os.path.abspath(path)
+
+
+def unreadable(path: Place, error: ContainedError) -> DataError:
+    why = quoted(error, limit=300)[1:-1]  # escaped: the decoder's words may be the file's
+    hint = "; raise video.timeout if that is no wonder" if isinstance(error, SlowError) else ""
+    return DataError(f"{quoted(path)} cannot be read as a video: {why}{hint}.")
+
+
+def spread(number: int, count: int) -> float:
+    """The place of one of `count`, from 0 to 1; the middle for a single one."""
+    return MIDDLE if count == 1 else number / (count - 1)
+
+
+def middle_part(frames: Tensor, *, place: float, size: tuple[int, int]) -> Tensor:
+    """(n, h, w, C) -> (n, C, H, W): cut out at `place` of the long side and in the middle of the short one."""
+    (h, w), (height, width) = frames.shape[1:3], size
+    down, across = (MIDDLE, place) if w >= h else (place, MIDDLE)
+    top, left = round(down * (h - height)), round(across * (w - width))
+    return frames[:, top : top + height, left : left + width].permute(0, 3, 1, 2)
+
+
+def unit_range(pictures: Tensor) -> Tensor:
+    """(n, C, H, W) uint8 -> (C, n, H, W) in [0, 1]"""
+    return pictures.transpose(0, 1).to(torch.float32, memory_format=torch.contiguous_format).div_(255)

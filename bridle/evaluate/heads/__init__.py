@@ -1,0 +1,1 @@
+"""Classifiers trained on frozen features."""

@@ -1,0 +1,211 @@
+"""`bridle probe` and `bridle knn`: evaluate the encoders of a run, on its own data or on other, and write JSON beside.
+
+The result files have one form: a header with the protocol, the baselines, and one entry per finished iteration whose
+`probe` holds the scores. The protocol names the data by its files, so that what was measured before they changed is
+measured again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from bridle import distributed
+from bridle.config import Config, differences, read_config, with_absolute_paths
+from bridle.data.build import is_labelled, open_data
+from bridle.data.digests import splits_digest
+from bridle.data.loading.cache import MEGABYTE
+from bridle.data.sources import Splits
+from bridle.errors import ConfigError, DataError, UsageError
+from bridle.evaluate.evaluator import Judge, probe_header, protocol_of
+from bridle.evaluate.feature_cache import FeatureCache
+from bridle.machine import Machine
+from bridle.runs.checkpoint import is_exported
+from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.metrics import ProgressLine, cpu_seconds_at
+from bridle.train.algorithm1 import encoder_checkpoints, finished_phases, restore_nets, step_of
+from bridle.train.run import Results
+
+# Which items are seen, and how much of each.
+DATA_KEYS = ("root", "manifest", "layout", "segments", "test_fold", "views", "trim")
+MAY_CHANGE = (
+    *("probe.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb"),
+    *("video.crops", "runtime.", "seed"),
+)
+
+
+class Opened(NamedTuple):
+    """What is judged, and on what."""
+
+    ends: list[Path]  # checkpoints
+    splits: Splits
+    data: str | None  # names the data as it is now, where that can be told
+    progress: ProgressLine
+
+
+def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
+    """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew."""
+    trained, config = _configs(folder, overrides)
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        opened = _open(folder, config)
+        header = _header(config, folder, opened.data)
+        results = _results(folder / "probe.json", header, opened.progress)
+        take_over(folder, trained, config, results, data=opened.data)
+        return _evaluate(folder, trained, config, results, opened, "linear")
+
+
+def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
+    """Probe every checkpoint inside encoder phases that was kept, and their ends: RUN/curve.json, a point an entry."""
+    trained, config = _configs(folder, overrides)
+    if is_exported(folder):
+        raise UsageError(f"{folder}: an exported model is one checkpoint; a curve needs the run it comes from.")
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        opened = _open(folder, config)
+        results = _results(folder / "curve.json", _header(config, folder, opened.data), opened.progress)
+        take_over_baselines(folder, trained, config, results, data=opened.data)
+        judge = _judge(folder, config, results, opened, "linear")
+        known = {(entry["iteration"], entry["step"]) for entry in results.value["evaluations"]}
+        judge.measure_baselines()
+        for path in encoder_checkpoints(folder):
+            loaded = load_checkpoint(path)
+            iteration, step = int(loaded.state["iteration"]), step_of(loaded)
+            # Step 0 is the untrained encoder or the end of the iteration before, unless weights were brought along.
+            is_known = step == 0 and (iteration > 1 or trained.encoder.weights is None)
+            if is_known or (iteration, step) in known:
+                continue
+            opened.progress.note(f"probing {path.name}")
+            encoder = restore_nets(trained, loaded).encoder.to(judge.machine.device).eval()
+            seconds = cpu_seconds_at(folder, phase_index=int(loaded.state["phase_index"]), step=step)
+            point = {"iteration": iteration, "step": step, "cpu_seconds": seconds}
+            results.add({**point, "phase": str(loaded.state["phase"]), "probe": judge.probed(encoder)})
+        return results.path
+
+
+def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
+    """The same with weighted k-nearest neighbours in place of the linear classifier; codebooks are left out."""
+    trained, config = _configs(folder, overrides)
+    if config.probe.pool == "attentive":
+        raise ConfigError("probe.pool: 'attentive' learns with a linear classifier; use mean, axis or class for k-NN.")
+    with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        opened = _open(folder, config)
+        header = {**_header(config, folder, opened.data), "evaluation": "k-NN"}
+        results = _results(folder / "knn.json", header, opened.progress)
+        return _evaluate(folder, trained, config, results, opened, "neighbours")
+
+
+def take_over(folder: Path, trained: Config, config: Config, results: Results, *, data: str | None) -> None:
+    """Use what the run itself has already measured by the same protocol, if all of it was on this data."""
+    if results.value["evaluations"]:
+        return
+    for entry in take_over_baselines(folder, trained, config, results, data=data):
+        if entry["probe"] is not None:
+            results.add(entry)
+
+
+def take_over_baselines(
+    folder: Path, trained: Config, config: Config, results: Results, *, data: str | None
+) -> list[dict[str, Any]]:
+    """The same with the baselines alone; returns the evaluations that stand beside them."""
+    path, same_probe = folder / "results.json", trained.model_copy(update={"probe": config.probe})
+    if not path.is_file() or _header(config, folder, data) != _header(same_probe, folder, data):
+        return []
+    known = Results(path, {}).value
+    if known.get("protocol") != protocol_of(config):
+        return []  # an older version, or a run that was continued with other settings
+    if any(entry.get("data") != data for entry in known["evaluations"]):
+        return []  # the baselines then are of other data too
+    if known["baselines"] and not results.value["baselines"]:
+        results.set_baselines(known["baselines"])
+    return list(known["evaluations"])
+
+
+def _open(folder: Path, config: Config) -> Opened:
+    """The finished encoders and the labelled data, or an error that says what is missing."""
+    ends = finished_phases(folder)
+    if not ends:
+        raise UsageError(
+            f"{folder}: no finished encoder phase yet; run `bridle pretrain` with the same arguments to go on."
+        )
+    splits, progress = open_data(config), ProgressLine()
+    for note in splits.notes:
+        progress.note(note)
+    if not is_labelled(splits.train):
+        raise DataError(
+            f"{config.data.manifest or config.data.root or config.data.source}: a probe needs labels, one folder per "
+            "class; point data.root=… to a labelled folder."
+        )
+    return Opened(ends, splits, splits_digest(splits), progress)
+
+
+def _evaluate(
+    folder: Path,
+    trained: Config,
+    config: Config,
+    results: Results,
+    opened: Opened,
+    classifier: Literal["linear", "neighbours"],
+) -> Path:
+    """Judge the encoder of every finished iteration that the results do not hold yet."""
+    progress, judge = opened.progress, _judge(folder, config, results, opened, classifier)
+    for path in opened.ends:
+        loaded = load_checkpoint(path)
+        iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
+        if results.has(iteration):
+            continue
+        progress.note(f"probing {path.name}")
+        nets = restore_nets(trained, loaded)
+        for module in nets.modules().values():
+            module.to(judge.machine.device).eval()
+        found = judge(nets) if classifier == "linear" else {"probe": judge.probed(nets.encoder)}
+        results.add({"iteration": iteration, "phase": phase, **found})
+    return results.path
+
+
+def _judge(
+    folder: Path, config: Config, results: Results, opened: Opened, classifier: Literal["linear", "neighbours"]
+) -> Judge:
+    # A probe computes in fp32, whatever the run was trained in.
+    machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
+    kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=opened.progress.note)
+    cache = kept if config.probe.cache_mb else None
+    return Judge(
+        config, opened.splits, machine, results, opened.progress, strict=True, classifier=classifier, cache=cache
+    )
+
+
+def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
+    """The run's config, and the same with overrides that an evaluation may make."""
+    stored = folder / "config.yaml"
+    if not stored.is_file():
+        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
+    trained, config = read_config(stored), with_absolute_paths(read_config(stored, overrides))
+    # An exported folder keeps only the name of the file its encoder began with.
+    for line in differences(with_absolute_paths(trained), config):
+        if not line.startswith(MAY_CHANGE):
+            raise ConfigError(f"{line}: a probe cannot change this; it may change {', '.join(MAY_CHANGE)}.")
+    return trained, config
+
+
+def _results(path: Path, header: Mapping[str, Any], progress: ProgressLine) -> Results:
+    """What the file holds, if it was found by the same protocol on the same data."""
+    results, wanted = Results(path, header), header["protocol"]
+    known = results.value.get("protocol")
+    if known == wanted:
+        return results
+    if isinstance(known, dict) and {**known, "data": None} == {**wanted, "data": None}:
+        progress.note(f"{path.name}: files or labels of the data have changed since; measuring again.")
+    return Results.anew(path, header)
+
+
+def data_protocol(config: Config) -> dict[str, Any]:
+    """Which items were scored, and how much of each; without `trim` where it is off, as older files have it."""
+    data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
+    return {key: value for key, value in data.items() if key != "trim" or value}
+
+
+def _header(config: Config, folder: Path, digest: str | None) -> dict[str, Any]:
+    data = data_protocol(config)
+    head = probe_header(config, folder)
+    protocol = {**head["protocol"], **data, "data": digest, "crops": config.video.crops, "seed": config.seed}
+    return {**head, "protocol": protocol}

@@ -1,0 +1,127 @@
+"""`bridle import`: the weights of a ViT from elsewhere as an exported folder, whose encoder gives features at once.
+
+What the file tells (width, depth, patch, channels, class token, number of positions) becomes the config; the rest is
+the recipe's, and overrides have the last word. There is no tokenizer: `bridle pretrain` with encoder.weights=FOLDER
+makes one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from math import isqrt
+from pathlib import Path
+from typing import NamedTuple
+
+from bridle.config import Config, load_config
+from bridle.errors import UsageError, quoted
+from bridle.export.folder import require_free, write_folder
+from bridle.export.load import Facts, Trained
+from bridle.models.build import build_encoder
+from bridle.models.vit_import import USUAL_HEAD, Started, VitShape, load_vit, vit_shape
+from bridle.models.vit_names import several
+
+# Whose normalisation is meant where nothing is said: what MAE, AudioMAE and VideoMAE were trained with.
+PICTURES = "data.mean=[0.485, 0.456, 0.406]", "data.std=[0.229, 0.224, 0.225]"
+SOUNDS = "data.mean=[-4.2677393]", "data.std=[9.1379948]"  # the field divides by twice the 4.5689974 it states
+BANDS = 128  # mel bands of almost every published model
+
+
+class Imported(NamedTuple):
+    """A folder that was written, and what to say of it."""
+
+    trained: Trained
+    recipe: str
+    lines: tuple[str, ...]
+
+
+def import_vit(
+    path: Path,
+    out: Path,
+    *,
+    recipe: str | None = None,
+    overrides: Sequence[str] = (),
+    data_licence: str | None = None,
+    overwrite: bool = False,
+) -> Imported:
+    """Read a ViT and write the folder `out`."""
+    require_free(out, overwrite=overwrite)
+    shape = vit_shape(path)
+    if not shape.learned_elsewhere:
+        raise UsageError(f"{quoted(path)} is an export of bridle already; use it as it is.")
+    recipe = recipe or kind_of(shape)
+    config = config_of(shape, path, recipe, overrides)
+    if config.data.mean is None or config.data.std is None:
+        raise UsageError(
+            f"recipe {quoted(recipe)} does not say how inputs are normalised; give data.mean=[…] and data.std=[…] as "
+            "the model was trained with."
+        )
+    encoder = build_encoder(config)
+    started = load_vit(encoder, path)
+    imported = {"file": path.name, "sha256": started.sha256, "notes": list(notes_of(started))}
+    facts = Facts(iteration=1, phase="encoder", parts=("encoder",), data_licence=data_licence, imported=imported)
+    trained = write_folder(out, Trained(encoder, None, config, facts), overwrite=overwrite)
+    return Imported(trained, recipe, tuple(lines_of(trained.config, started, recipe)))
+
+
+def kind_of(shape: VitShape) -> str:
+    """The recipe that a file's patches call for."""
+    if len(shape.patch) == 3:
+        return "video"
+    return "audio" if shape.channels == 1 else "image"
+
+
+def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]) -> Config:
+    """The recipe with what the file tells, then the user's overrides."""
+    heads = shape.width // USUAL_HEAD if shape.width % USUAL_HEAD == 0 else 1
+    told = [
+        # In quotes: a file called 123 or true is not a number.
+        f'name="{path.stem}"' if path.stem.replace("-", "").replace("_", "").isalnum() else "name=imported",
+        f"geometry.channels={shape.channels}",
+        f"geometry.patch={list(shape.patch)}",
+        f"geometry.input={list(input_of(shape, recipe))}",
+        f"encoder.width={shape.width}",
+        f"encoder.depth={shape.depth}",
+        f"encoder.heads={heads}",
+        f"encoder.mlp_ratio={shape.hidden / shape.width}",
+        f"encoder.class_token={'true' if shape.class_token else 'false'}",
+        *{"image": PICTURES, "video": PICTURES, "audio": SOUNDS}.get(recipe, ()),
+    ]
+    named = (
+        []
+        if any(text.startswith("encoder.weights=") for text in overrides)
+        else [f"encoder.weights={json.dumps(path.name)}"]
+    )
+    return load_config(recipe, [*told, *named, *overrides])
+
+
+def input_of(shape: VitShape, recipe: str) -> tuple[int, ...]:
+    """The size of input that the file's positions are for, or else a usual one."""
+    patch, count = shape.patch, shape.positions
+    if recipe == "audio":
+        bands = BANDS // patch[1]
+        rows = count // bands if count is not None and count % bands == 0 else 64
+        return rows * patch[0], bands * patch[1]
+    side = isqrt(count) if count is not None and isqrt(count) ** 2 == count else 224 // patch[-1]
+    square = side * patch[-2], side * patch[-1]
+    return square if len(patch) == 2 else (8 * patch[0], *square)
+
+
+def notes_of(started: Started) -> Sequence[str]:
+    notes = [f"{started.taken} tensors taken", *started.notes]
+    notes += [f"not in the file: {several(started.missing)}"] if started.missing else []
+    return [*notes, f"not used: {several(started.unused)}"] if started.unused else notes
+
+
+def lines_of(config: Config, started: Started, recipe: str) -> list[str]:
+    """What a user should check, line by line."""
+    geometry, encoder = config.geometry, config.encoder
+    size, patch = ("×".join(map(str, sizes)) for sizes in (geometry.input, geometry.patch))
+    shown = [", ".join(f"{value:.4g}" for value in values or ()) for values in (config.data.mean, config.data.std)]
+    return [
+        *notes_of(started),
+        f"encoder: width {encoder.width}, {encoder.depth} blocks, {encoder.heads} heads (encoder.heads=N if not so)",
+        f"input: {geometry.channels} channels, {size} in patches of {patch} (geometry.input=[…] for another size)",
+        f"normalisation: mean {shown[0]}, std {shown[1]} (data.mean=[…] data.std=[…] if it was trained with others); "
+        f"files are read as recipe {recipe!r} reads them",
+    ]

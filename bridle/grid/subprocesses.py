@@ -1,0 +1,117 @@
+"""Several `bridle` commands side by side, each a process of its own; what they say is shown line by line.
+
+One process on one thread each uses all cores of a small machine, where two threads in one process often do not. They
+save and leave when the command that started them does, or is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, NamedTuple
+
+from rich.console import Console
+
+from bridle.errors import BridleError, Interrupted
+from bridle.machine import StopRequest
+
+POLL = 0.2  # seconds between two looks at the processes
+
+
+class Started(NamedTuple):
+    """A running command."""
+
+    process: subprocess.Popen[str]
+    reader: threading.Thread
+    said: list[str]
+
+
+def run_beside(
+    commands: Mapping[str, Sequence[str]],
+    *,
+    jobs: int,
+    console: Console,
+    spent: Callable[[str, float], None] | None = None,
+) -> None:
+    """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them.
+
+    `spent` is told the name and the CPU seconds (with all its children's) of every command that ended, however it did.
+    """
+    waiting, running = dict(commands), dict[str, Started]()
+    with StopRequest().listening() as stop:
+        try:
+            while waiting or running:
+                stop.leave("what is finished is kept.")
+                while waiting and len(running) < jobs:
+                    name = next(iter(waiting))
+                    running[name] = start(name, waiting.pop(name), console)
+                for name in list(running):
+                    before = children_seconds()
+                    if running[name].process.poll() is not None:
+                        started = running.pop(name)
+                        if spent is not None:
+                            spent(name, children_seconds() - before)
+                        finish(name, started)
+                time.sleep(POLL)
+        finally:  # the others save and leave
+            for started in running.values():
+                started.process.terminate()
+            for name, started in running.items():
+                before = children_seconds()
+                started.process.wait()
+                if spent is not None:
+                    spent(name, children_seconds() - before)
+                started.reader.join()
+
+
+def children_seconds() -> float:
+    """CPU seconds, user's and system's, of the children that were waited for so far; one more wait adds one child."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def start(name: str, arguments: Sequence[str], console: Console) -> Started:
+    console.print(f"$ bridle {' '.join(arguments)}", soft_wrap=True, markup=False)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bridle.grid.child", str(os.getpid()), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",  # C libraries print names as they are; a reader that stops would block the command
+    )
+    said: list[str] = []
+    reader = threading.Thread(target=relay, args=(process.stderr, name, said, console), daemon=True)
+    reader.start()
+    return Started(process, reader, said)
+
+
+def finish(name: str, started: Started) -> None:
+    """Take note of how a command ended."""
+    started.reader.join()
+    code = started.process.returncode
+    if code in (130, 143, -signal.SIGINT, -signal.SIGTERM):  # negative: before it could listen
+        raise Interrupted(
+            "stopped; run the same command again to continue.", exit_code=code if code > 0 else 128 - code
+        )
+    if code:
+        reason = started.said[-1] if started.said else f"exit code {code}"
+        if code < 0:  # its last words are about something else
+            reason = f"killed by {signal.Signals(-code).name}"
+            reason += ", most often for want of memory; try a smaller batch." if code == -signal.SIGKILL else "."
+        error = BridleError(f"{name}: {reason}")
+        error.exit_code = code if code > 0 else 1
+        raise error
+
+
+def relay(stream: IO[str] | None, name: str, kept: list[str], console: Console) -> None:
+    """Print each line under the command's name, and keep it."""
+    for line in stream or ():
+        kept.append(line.rstrip())
+        console.print(f"{name}  {line.rstrip()}", soft_wrap=True, markup=False)

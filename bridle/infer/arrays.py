@@ -1,0 +1,130 @@
+"""Arrays that a user hands to a model: checked, made into tensors, and cut into batches.
+
+Shapes: x (B, C, *input), or (C, *input) for a single one; valid (B, T) or (T,).
+
+Any real numbers will do. `uint8` given to a model of pictures or videos is taken as 0 … 255 and divided by 255; all
+else is in the units of the data the model was trained on. Complaints name the shape that is wanted and the one given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bridle.errors import DataError, UsageError, quoted
+from bridle.geometry import Geometry
+from bridle.machine import choose_precision
+
+ArrayLike = Tensor | NDArray[Any]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Batch(NamedTuple):
+    """Inputs that go through the networks together."""
+
+    x: Tensor  # (B, C, *input) float32, in the units of the data
+    valid: Tensor | None  # (B, T) bool
+
+
+def batches(
+    x: ArrayLike, valid: ArrayLike | None, geometry: Geometry, *, size: int, bytes_as_unit: bool
+) -> Iterator[Batch]:
+    """The rows of x in order, `size` at a time; at least one batch, which may be empty."""
+    if size < 1:
+        raise UsageError(f"batch is {size}; at least one input must be computed at a time.")
+    if not isinstance(x, Tensor | np.ndarray):
+        raise UsageError(f"expected a torch tensor or a numpy array, got {type(x).__name__}.")
+    single = x.ndim == len(geometry.shape)
+    require_shape(tuple(x.shape), geometry)
+    rows = x[None] if single else x
+    marks = None if valid is None else _marks(valid, len(rows), geometry)
+    for start in range(0, max(len(rows), 1), size):
+        part = _tensor(rows[start : start + size], bytes_as_unit=bytes_as_unit)
+        yield Batch(part, None if marks is None else marks[start : start + size])
+
+
+def _tensor(x: ArrayLike, *, bytes_as_unit: bool) -> Tensor:
+    """(B, C, *input) float32; a copy only of this part, so that a mapped file is read as it is needed."""
+    if isinstance(x, np.ndarray):
+        if x.dtype.kind not in "biuf":
+            raise UsageError(f"expected real numbers, got an array of {quoted(x.dtype)}.")
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
+            x = torch.from_numpy(np.array(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32))
+    if x.is_complex():
+        raise UsageError(f"expected real numbers, got a tensor of {x.dtype}.")
+    numbers = x.detach().to(torch.float32)
+    if not torch.isfinite(numbers).all():
+        raise DataError("the input holds numbers that are not finite (NaN or infinity) as float32; mend it first.")
+    return numbers / 255 if bytes_as_unit and x.dtype == torch.uint8 else numbers
+
+
+def code_tensor(codes: ArrayLike, sizes: Sequence[int]) -> Tensor:
+    """Codes (…, M or fewer stages) as int64; UsageError for what no codebook holds, which would crash a GPU."""
+    found = torch.as_tensor(np.asarray(codes)) if not isinstance(codes, Tensor) else codes
+    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool or found.dim() == 0:
+        raise UsageError(f"expected integer codes (…, {len(sizes)}), got {found.dtype} {list(found.shape)}.")
+    found = found.to(torch.int64)
+    if found.shape[-1] <= len(sizes) and found.numel():
+        limits = torch.tensor(list(sizes[: found.shape[-1]]), device=found.device)
+        if bool(((found < 0) | (found >= limits)).any()):
+            raise UsageError(f"a code is not below its codebook's size, or negative; the sizes are {list(sizes)}.")
+    return found
+
+
+def _marks(valid: ArrayLike, rows: int, geometry: Geometry) -> Tensor:
+    marks = torch.as_tensor(valid).bool()
+    marks = marks[None] if marks.dim() == 1 else marks
+    if tuple(marks.shape) != (rows, geometry.tokens):
+        raise UsageError(
+            f"valid has shape {tuple(marks.shape)}; expected {(rows, geometry.tokens)}, a mark for each of the "
+            f"{geometry.tokens} tokens (grid {list(geometry.grid)}) of every input."
+        )
+    return marks
+
+
+def require_shape(given: tuple[int, ...], geometry: Geometry) -> None:
+    """UsageError with the likely mistake, if the shape is not (B, C, *input) or (C, *input)."""
+    wanted = geometry.shape
+    if given == wanted or (len(given) == len(wanted) + 1 and given[1:] == wanted):
+        return
+    expected = ", ".join(map(str, wanted))
+    raise UsageError(
+        f"expected an input of shape (B, {expected}) or ({expected}), got {given}; {_remedy(given, geometry)}"
+    )
+
+
+def _remedy(given: tuple[int, ...], geometry: Geometry) -> str:
+    channels, size = geometry.channels, geometry.input
+    last = (*size, channels)
+    if given == last or given[1:] == last:
+        return f"channels come last here: move them, x.movedim(-1, -{geometry.rank + 1})."
+    if channels == 1 and (given == size or given[1:] == size):
+        return f"the axis of channels is missing: add it, x.unsqueeze(-{geometry.rank + 1})."
+    sample = given[-geometry.rank - 1 :]
+    if len(sample) == geometry.rank + 1 and sample[1:] == size:
+        hint = "average them" if channels == 1 else "choose or repeat them"
+        return f"it has {sample[0]} channels and the model {channels}: {hint}."
+    if len(sample) == geometry.rank + 1 and sample[1:] == size[::-1]:
+        return "its axes are in another order: swap the last two."
+    return "crop, pad or resize it, or train a model with this geometry.input."
+
+
+def token_positions(geometry: Geometry, *, patch: Sequence[int] | None = None) -> NDArray[np.int64]:
+    """(T, rank): the place of each token in the grid, first axis slowest; with `patch` where it begins in the input."""
+    places: NDArray[np.int64] = np.indices(geometry.grid, dtype=np.int64).reshape(geometry.rank, -1).T
+    return places * np.array([1] * geometry.rank if patch is None else patch, dtype=np.int64)
+
+
+def require_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """A number format that encoders can have here."""
+    if dtype not in DTYPES.values():
+        raise UsageError(f"dtype is {dtype}; expected one of {', '.join(map(str, DTYPES.values()))}.")
+    if dtype == torch.bfloat16:
+        choose_precision("bf16", device)  # some CPUs die of it
+    return dtype

@@ -1,0 +1,239 @@
+"""What a command is asked to read: files, folders, patterns, manifests, tar shards, or a list of paths on stdin.
+
+An item is a file, a part of a file (a manifest's `start` and `end`), or a member of a tar file. Its name in results:
+
+    photos/cat.jpg                  a file
+    talks/monday.wav#t=60,75.5      from second 60 to 75.5 of it; `#t=60` to its end
+    shards/train-0000.tar/cat.jpg   a member, as if the shard were a folder
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from bridle.data.listing.folders import Lazy, PathList, printable, walk
+from bridle.data.listing.manifest import DELIMITERS, RECORDS, Record, Row, json_records, read_table, span_of
+from bridle.data.listing.table import WHOLE, Span
+from bridle.data.shards.scan import Contents, scan_shard
+from bridle.data.shards.tar_member import Member, Place
+from bridle.data.sources import Reader, SpanReader, Window
+from bridle.errors import DataError, UsageError, quoted
+
+MANIFESTS = (*DELIMITERS, *RECORDS)
+SHARD = ".tar"
+
+
+class Item(NamedTuple):
+    """Something that has rows of its own in the result."""
+
+    place: Place
+    span: Span = WHOLE
+
+    @property
+    def name(self) -> str:
+        """How it is called in results."""
+        start, end = self.span
+        part = "" if self.span == WHOLE else f"#t={start:g}" + ("" if end is None else f",{end:g}")
+        return printable(self.path) + part
+
+    @property
+    def path(self) -> Path:
+        """Its place, for messages."""
+        return self.place.place if isinstance(self.place, Member) else self.place
+
+    def stamp(self) -> tuple[int, int]:
+        """Size and change time of its file, which tell whether it is still the same; a missing one has its own."""
+        try:
+            found = (self.place.shard if isinstance(self.place, Member) else self.place).stat()
+        except OSError:
+            return -1, 0
+        return found.st_size, found.st_mtime_ns
+
+    def windows(self, reader: Reader) -> Iterator[Window]:
+        """What the reader makes of it; DataError or OSError if it cannot be read."""
+        if isinstance(self.place, Path) and self.place.suffix.lower() == SHARD:
+            raise DataError(" ".join(scanned(self.place, reader).damage) or f"{quoted(self.place)} was damaged before.")
+        if self.span == WHOLE:
+            return reader.windows(self.place)
+        if not isinstance(reader, SpanReader):
+            raise UsageError(f"{quoted(self.name)} is a part in seconds, but this model's files have no time axis.")
+        return reader.windows_between(self.place, start=self.span[0], end=self.span[1])
+
+
+class Items(Lazy[Item]):
+    """Items in flat arrays, some 40 bytes each and the name: a million Path objects would be copied into workers."""
+
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        self.names = PathList(Path())
+        self.shards: list[Path] = []
+        self.of, self.offsets, self.sizes = array("i"), array("q"), array("q")  # shard -1: a file of its own
+        self.starts, self.ends = array("d"), array("d")  # end -1: that of the file
+        for item in items:
+            self.append(item)
+
+    def append(self, item: Item) -> None:
+        place, (start, end) = item.place, item.span
+        shard, offset, size = -1, 0, 0
+        if isinstance(place, Member):
+            if not self.shards or self.shards[-1] != place.shard:
+                self.shards.append(place.shard)
+            shard, offset, size = len(self.shards) - 1, place.offset, place.size
+        self.names.append(place.name if isinstance(place, Member) else os.fspath(place))
+        self.of.append(shard)
+        self.offsets.append(offset)
+        self.sizes.append(size)
+        self.starts.append(start)
+        self.ends.append(-1.0 if end is None else end)
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def row(self, at: int) -> Item:
+        span = self.starts[at], None if self.ends[at] < 0 else self.ends[at]
+        path = self.names[at]
+        if self.of[at] < 0:
+            return Item(path, span)
+        return Item(Member(self.shards[self.of[at]], os.fspath(path), self.offsets[at], self.sizes[at]), span)
+
+
+class Inputs(NamedTuple):
+    """What to read, each item once, in the order in which they were named."""
+
+    items: Items
+    notes: tuple[str, ...] = ()  # what a user should hear about how they were found
+
+    @property
+    def paths(self) -> list[Path]:
+        """For work on whole files alone."""
+        for item in self.items:
+            if not isinstance(item.place, Path) or item.span != WHOLE:
+                raise UsageError(
+                    f"{quoted(item.name)} is not a whole file, which is needed here; give files or folders."
+                )
+        return [Path(item.path) for item in self.items]
+
+
+def find_inputs(named: Sequence[str], *, reader: Reader, stdin: IO[bytes] | None) -> Inputs:
+    """The items behind the words of a command line.
+
+    Files of a manifest or of standard input ("-") are taken as they are: one that is missing or unreadable then shows
+    when it is read, like any other bad file of a long list. What is named on the command line itself must exist.
+    """
+    items, notes, seen = Items(), list[str](), set[str]()
+    repeated = 0
+    for name in named:
+        for item in named_items(name, reader, stdin, notes):
+            key = item.name
+            if key in seen:
+                repeated += 1
+                continue
+            seen.add(key)
+            items.append(item)
+    if repeated:
+        notes.append(f"{repeated} files are named more than once; each is read once.")
+    if not len(items):
+        raise DataError("there is nothing to read: no file is named.")
+    return Inputs(items, tuple(notes))
+
+
+def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[str]) -> Iterator[Item]:
+    """The items behind one word."""
+    path = Path(name)
+    if name == "-":
+        if stdin is None:
+            raise UsageError("- stands for standard input, which several processes cannot share; write a manifest.")
+        yield from (Item(Path(os.fsdecode(line))) for raw in stdin if (line := raw.rstrip(b"\r\n")))
+    elif path.is_dir():
+        for found in in_folder(path, reader, notes):
+            yield from whole_or_members(found, reader, notes)
+    elif path.exists() and path.suffix.lower() in MANIFESTS:
+        yield from in_manifest(path, reader)
+    elif path.exists() or not glob.has_magic(name):
+        if path.suffix.lower() != SHARD or not path.is_file():
+            require_readable(path, reader)
+        yield from whole_or_members(path, reader, notes)
+    else:
+        for found in by_pattern(name, reader):
+            yield from whole_or_members(found, reader, notes)
+
+
+def whole_or_members(path: Path, reader: Reader, notes: list[str]) -> Iterator[Item]:
+    """A file, or what a tar file holds; one that is damaged also counts as an item, which then cannot be read."""
+    if path.suffix.lower() != SHARD:
+        yield Item(path)
+        return
+    found = scanned(path, reader)
+    notes += found.notes
+    for name, offset, size, row in found.samples:
+        yield Item(Member(path, name, offset, size), row.span if isinstance(reader, SpanReader) else WHOLE)
+    if found.damage:
+        yield Item(path)
+    elif not found.samples:
+        raise DataError(f"{quoted(path)} holds no {' '.join(reader.extensions)} members; this model reads no others.")
+
+
+def scanned(shard: Path, reader: Reader) -> Contents:
+    """What a tar file holds; one whose labels cannot be read counts as damaged."""
+    found = scan_shard(shard, extensions=reader.extensions)
+    return Contents([], damage=(str(found),)) if isinstance(found, DataError) else found
+
+
+def in_folder(folder: Path, reader: Reader, notes: list[str]) -> list[Path]:
+    """All files of the reader's kinds and tar files below a folder, sorted; hidden ones are left out."""
+    names: list[str] = []
+    others = walk(folder, "", (*reader.extensions, SHARD), names, seen=set())
+    if not names:
+        raise DataError(
+            f"no {' '.join(reader.extensions)} files in {quoted(folder)} or its folders ({others} files of other "
+            "kinds); this model reads no others."
+        )
+    if others:
+        notes.append(f"left out in {quoted(folder)}: {others} of other kinds.")
+    return [folder / name for name in sorted(names)]
+
+
+def by_pattern(pattern: str, reader: Reader) -> list[Path]:
+    """Files of the reader's kinds and tar files that match a pattern; `**` stands for any number of folders."""
+    matching = (Path(name) for name in sorted(glob.glob(pattern, recursive=True)))
+    paths = [path for path in matching if (is_readable(path, reader) or path.suffix == SHARD) and not path.is_dir()]
+    if not paths:
+        raise UsageError(f"{quoted(pattern)} matches no {' '.join(reader.extensions)} file, which this model reads.")
+    return paths
+
+
+def in_manifest(file: Path, reader: Reader) -> Iterator[Item]:
+    """All files, or parts of files, that a manifest names, whatever their split and label."""
+    kind = file.suffix.lower()
+    rows: Iterable[Record | Row]
+    rows = json_records(file) if kind in RECORDS else read_table(file, required=("path",))
+    for values, where in rows:
+        path = values.get("path")
+        if not isinstance(path, str) or not path.strip():
+            raise DataError(f"{where} has no path; give each file's path in 'path'.")
+        span = span_of(values, where)
+        if span != WHOLE and not isinstance(reader, SpanReader):
+            raise UsageError(
+                f"{where} gives a start or end in seconds, but this model reads {' '.join(reader.extensions)} files, "
+                "which have no time axis; leave them out."
+            )
+        yield Item(file.parent / path.strip(), span)
+
+
+def is_readable(path: Path, reader: Reader) -> bool:
+    """Is this the name of a file of a kind the reader knows?"""
+    return path.name.lower().endswith(tuple(extension.lower() for extension in reader.extensions))
+
+
+def require_readable(path: Path, reader: Reader) -> None:
+    """UsageError for a path that is wrong, before anything is read."""
+    if path.is_dir():
+        raise UsageError(f"{quoted(path)} is a folder; give a file, or use `bridle tokenize` or `bridle embed` on it.")
+    if not path.exists():
+        raise UsageError(f"{quoted(path)} does not exist; check the path.")
+    if not is_readable(path, reader):
+        raise UsageError(f"{quoted(path)} is not of a kind this model reads; it reads {' '.join(reader.extensions)}.")

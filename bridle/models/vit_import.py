@@ -1,0 +1,269 @@
+"""Weights of a Vision Transformer trained elsewhere, as the start of an encoder.
+
+The file is safetensors and follows one of the namings of `naming`. Blocks are taken as they are. What depends on the
+geometry is fitted to it:
+
+    patch kernel (D, C', h, w)     other size: bicubic, times (h·w)/(h'·w'), so that a plain patch says the same
+                                   one channel instead of C': the mean over channels
+                                   t frames per patch: W/t for each, so that a still clip says what its picture says
+    patch kernel (D, C', t, h, w)  frames summed for inputs without time, by the same reason
+    positions (1 + h·w, D)         bicubic to our grid, the same at every moment of a clip
+    no positions, biases apart     the table such models are built with: token number p, column j,
+                                   sin(p / 10000^(j/D)) for even j, cos(p / 10000^((j−1)/D)) for odd j
+    class token                    its own position added, as the file's model does before the first block
+
+The number of heads cannot be seen in a file; it is the config's. Shapes: D width, T tokens, grid (…, h', w').
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from math import isqrt, prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from bridle.errors import ConfigError, quoted
+from bridle.geometry import Geometry
+from bridle.models.encoder import Encoder
+from bridle.models.vit_names import OURS, Foreign, both, opened, several, weights_file
+
+USUAL_HEAD = 64  # width of an attention head in almost every published ViT
+
+
+class Started(NamedTuple):
+    """What an encoder took from a file, and what it did not."""
+
+    path: Path
+    sha256: str
+    taken: int  # tensors of ours that have values from the file
+    missing: tuple[str, ...]  # of ours, left at their random start or sin-cos table
+    unused: tuple[str, ...]  # of the file's
+    notes: tuple[str, ...]  # what was fitted, and how
+
+    def record(self) -> dict[str, Any]:
+        """For a JSON file in the run directory."""
+        return {"format": 1, **self._asdict(), "path": str(self.path)}
+
+    def describe(self) -> str:
+        """One line for people."""
+        parts = [f"{self.taken} tensors from {quoted(self.path)}", *self.notes]
+        parts += [f"not in the file: {several(self.missing)}"] if self.missing else []
+        parts += [f"not used: {several(self.unused)}"] if self.unused else []
+        return f"the encoder starts from {'; '.join(parts)}"
+
+
+class VitShape(NamedTuple):
+    """What a file tells of the model it is of."""
+
+    width: int
+    depth: int
+    hidden: int  # width of the MLP
+    channels: int
+    patch: tuple[int, ...]
+    class_token: bool
+    positions: int | None  # how many, without that of the class token; None if they are not stored
+    learned_elsewhere: bool  # not an export of bridle
+
+
+def vit_shape(path: str | Path) -> VitShape:
+    """The sizes of a ViT in a file, without reading its weights."""
+    found = weights_file(path)
+    with opened(found) as file:
+        foreign = Foreign(file, found)
+        names, stored = foreign.names, foreign.left
+        depth = 0
+        while any(name.startswith(names.block.format(depth)) for name in stored):
+            depth += 1
+        width, channels, *patch = foreign.kernel_shape()
+        hidden = names.block.format(0) + names.parts["mlp.fc1.weight"]
+        if depth == 0 or hidden not in stored:
+            raise ConfigError(
+                f"encoder.weights: {quoted(found)} has no blocks of a ViT; it holds {several(sorted(stored))}."
+            )
+        token = names.class_token in stored
+        count = foreign.shape(names.position)[-2] - (token and names is not OURS) if names.position in stored else None
+        return VitShape(
+            width, depth, foreign.shape(hidden)[0], channels, tuple(patch), token, count, foreign.geometry is None
+        )
+
+
+def load_vit(encoder: Encoder, path: str | Path) -> Started:
+    """Give `encoder` the weights of a ViT; ConfigError, with a list, if its blocks do not fit."""
+    path = weights_file(path)
+    with opened(path) as file:
+        foreign = Foreign(file, path)
+        names, ours = foreign.names, encoder.state_dict()
+        ours["position"] = encoder.position  # in the state only where it is saved
+        wanted, biases = names.of_blocks(encoder.depth), names.biases(encoder.depth)
+        require_fit(foreign, ours, wanted, biases)
+        notes: list[str] = []
+        values = {mine: foreign.take(theirs) for mine, theirs in wanted.items()}
+        for mine, (q, v) in biases.items():
+            values[mine] = torch.cat([foreign.take(q), torch.zeros(encoder.width), foreign.take(v)])
+        kernel = foreign.take_kernel()
+        values["embed.proj.weight"] = fit_kernel(kernel, encoder.geometry, notes)
+        for mine, theirs in {"embed.proj.bias": names.bias, **both(norm=names.norm)}.items():
+            if theirs in foreign.left:
+                values[mine] = foreign.take(theirs)
+        if foreign.pooled_norm:
+            notes.append(f"its {names.norm} came after pooling; here it is each token's norm")
+        values |= take_tokens(foreign, encoder, kernel, notes)
+        unused = sorted([*foreign.left, *foreign.others])
+    missing = sorted(set(ours) - set(values))
+    with torch.no_grad():
+        for name, value in values.items():
+            ours[name].copy_(value.reshape(ours[name].shape))
+    head = encoder.width // encoder.heads
+    if head != USUAL_HEAD and names is not OURS:
+        notes.append(f"heads are {head} wide here, {USUAL_HEAD} in almost every published ViT: check encoder.heads")
+    return Started(path, fingerprint(path), len(values), tuple(missing), tuple(unused), tuple(notes))
+
+
+def require_fit(
+    foreign: Foreign, ours: Mapping[str, Tensor], wanted: Mapping[str, str], biases: Mapping[str, tuple[str, str]]
+) -> None:
+    """ConfigError that lists every tensor of the blocks, the patch kernel and the norm that cannot be used."""
+    names = foreign.names
+    checked = {**wanted, "embed.proj.bias": names.bias, **both(norm=names.norm)}
+    apart = [name for pair in biases.values() for name in pair]
+    wrong = [f"{theirs} is missing" for theirs in [*wanted.values(), *apart] if theirs not in foreign.left]
+    wrong += [
+        f"{theirs} is {list(foreign.shape(theirs))}, expected {list(ours[mine].shape)}"
+        for mine, theirs in checked.items()
+        if theirs in foreign.left and foreign.shape(theirs) != tuple(ours[mine].shape)
+    ]
+    width = ours["norm.weight"].numel()
+    for name, axis in ((names.kernel, 0), (names.position, -1), (names.class_token, -1), *((n, 0) for n in apart)):
+        if name in foreign.left and foreign.shape(name)[axis:][:1] != (width,):
+            wrong.append(f"{name} is {list(foreign.shape(name))}, expected a width of {width}")
+    block = re.compile(re.escape(names.block).replace(r"\{\}", r"\d+"))
+    known = {*wanted.values(), *apart}
+    wrong += [f"{name} has no place here" for name in sorted(foreign.left) if block.match(name) and name not in known]
+    if wrong:
+        raise ConfigError(
+            f"encoder.weights: the blocks in {quoted(foreign.path)} do not fit encoder.width, depth and mlp_ratio: "
+            f"{several(wrong)}."
+        )
+
+
+def fit_kernel(kernel: Tensor, geometry: Geometry, notes: list[str]) -> Tensor:
+    """The patch kernel (D, C', h, w) or (D, C', t, h, w) for our patches: (D, C, *patch)."""
+    if tuple(kernel.shape[1:]) == (geometry.channels, *geometry.patch):
+        return kernel
+    frames = kernel.shape[2] if kernel.dim() == 5 else None
+    fits = kernel.dim() in (4, 5) and geometry.rank in (2, 3) and geometry.channels in (1, kernel.shape[1])
+    if not fits or (frames is not None and geometry.rank == 3 and frames != geometry.patch[0]):
+        raise ConfigError(
+            f"encoder.weights: a patch kernel {list(kernel.shape)} cannot serve inputs of {list(geometry.shape)} in "
+            f"patches of {list(geometry.patch)}; expected (D, channels, h, w) for two axes, or three with time first, "
+            "as many frames in a patch, and as many channels, or 1."
+        )
+    if geometry.channels != kernel.shape[1]:
+        notes.append(f"patch kernel averaged over its {kernel.shape[1]} channels")
+        kernel = kernel.mean(1, keepdim=True)
+    if frames is not None and geometry.rank == 2:
+        notes.append(f"patch kernel summed over its {frames} frames")
+        kernel, frames = kernel.sum(2), None
+    size, (h, w) = tuple(kernel.shape[-2:]), geometry.patch[-2:]
+    if size != (h, w):
+        notes.append(f"patch kernel {by(size)} resized to {by((h, w))}")
+        planes = kernel.flatten(1, -3)  # (D, C·t, h, w)
+        kernel = (resize(planes, (h, w)) * (prod(size) / (h * w))).reshape(*kernel.shape[:-2], h, w)
+    if geometry.rank == 3 and frames is None:
+        t = geometry.patch[0]
+        notes.append(f"patch kernel spread over {t} frames")
+        kernel = kernel.unsqueeze(2).expand(-1, -1, t, -1, -1) / t  # (D, C, h, w) -> (D, C, t, h, w)
+    return kernel
+
+
+def take_tokens(foreign: Foreign, encoder: Encoder, kernel: Tensor, notes: list[str]) -> dict[str, Tensor]:
+    """Class token and positions of the file, as far as it has them and we do."""
+    names, values = foreign.names, {}
+    own = foreign.take(names.class_token).reshape(-1) if names.class_token in foreign.left else None
+    grid = encoder.geometry.grid
+    if names.position in foreign.left:
+        table = foreign.take(names.position).reshape(-1, encoder.width)  # (1 + h·w, D), or (h·w, D)
+        before = foreign.geometry.grid if foreign.geometry is not None else None
+        if before is None:
+            alike = kernel.dim() == 5 or kernel.shape[1] == encoder.geometry.channels == 1
+            before = grid_of(len(table), has_class_token=own is not None, like=grid, alike=alike)
+        if before is None:
+            raise ConfigError(
+                f"encoder.weights: {names.position} in {quoted(foreign.path)} has {len(table)} positions, which is "
+                "neither a square nor our grid, with or without a class token."
+            )
+        if own is not None and len(table) > prod(before):
+            own = own + table[0]
+        values["position"] = fit_positions(table[-prod(before) :], before, grid, notes)
+    elif names.q_and_v is not None:
+        notes.append(f"positions are the sines and cosines of token numbers 0 to {prod(grid) - 1}, the file has none")
+        values["position"] = sequence_position(prod(grid), encoder.width)
+    if own is not None and encoder.class_token is not None:
+        values["class_token"] = own
+    elif own is not None:
+        notes.append("its class token is left out; encoder.class_token=true takes it")
+    return values
+
+
+def sequence_position(tokens: int, width: int) -> Tensor:
+    """Sines (even columns) and cosines (odd ones) of token numbers: (T, D), computed in float64."""
+    rate = 10000.0 ** (-(torch.arange(width) // 2 * 2).double() / width)  # (D,)
+    angle = torch.arange(tokens, dtype=torch.float64)[:, None] * rate  # (T, D)
+    return torch.where(torch.arange(width) % 2 == 0, angle.sin(), angle.cos()).float()
+
+
+def grid_of(count: int, *, has_class_token: bool, like: Sequence[int], alike: bool = False) -> tuple[int, ...] | None:
+    """The grid of `count` positions, None if it cannot be told.
+
+    It is a square, or our own where it has as many. A file whose inputs are of our kind (`alike`) has our own grid
+    first, then one that differs in its first axis only, then a square.
+    """
+    for patches in (count - 1, count) if has_class_token else (count,):
+        root = isqrt(max(patches, 0))
+        square = (root, root) if root > 0 and root * root == patches else None
+        ours = tuple(like) if patches == prod(like) else None
+        longer = len(like) == 2 and like[0] != like[1] and patches > 0 and patches % like[1] == 0
+        strip = (patches // like[1], like[1]) if longer else None
+        found = (ours or strip or square) if alike else (square or ours)
+        if found is not None:
+            return found
+    return None
+
+
+def fit_positions(table: Tensor, before: tuple[int, ...], grid: Sequence[int], notes: list[str]) -> Tensor:
+    """Positions (h·w, D) on grid `before` for our grid: (T, D)."""
+    if before == tuple(grid):
+        return table
+    if len(before) != 2 or len(grid) not in (2, 3):
+        raise ConfigError(
+            f"encoder.weights: positions on the grid {list(before)} cannot be fitted to our grid {list(grid)}; use a "
+            "geometry with the same grid."
+        )
+    h, w = grid[-2:]
+    if before != (h, w):
+        notes.append(f"positions {by(before)} resized to {by((h, w))}")
+        plane = table.reshape(1, *before, -1).permute(0, 3, 1, 2)  # (h·w, D) -> (1, D, h, w)
+        table = resize(plane, (h, w)).flatten(2)[0].t()  # (1, D, h', w') -> (h'·w', D)
+    if len(grid) == 3:
+        notes.append(f"positions repeated at {grid[0]} moments")
+        table = table.repeat(grid[0], 1)  # row-major: a moment's places lie together
+    return table
+
+
+def resize(planes: Tensor, size: tuple[int, int]) -> Tensor:
+    return interpolate(planes, size=size, mode="bicubic", antialias=True)
+
+
+def by(size: Sequence[int]) -> str:
+    return "×".join(map(str, size))
+
+
+def fingerprint(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,133 @@
+"""The hits of a search as one inert page: pictures, spectrograms with sound, or frames; all names escaped.
+
+What is shown is what the model saw first of a file: its first window. A file that is gone or unreadable since it was
+indexed is named with the reason, in place of a picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle.data.audio.decode import read_waveform
+from bridle.data.image.source import ImageReader
+from bridle.data.sources import Reader
+from bridle.errors import DataError
+from bridle.geometry import Geometry
+from bridle.infer.inputs import Item
+from bridle.infer.model import Model
+from bridle.report.gallery import Shown
+from bridle.report.page import publish_page, render_page
+from bridle.report.sample_pictures import Canvas, Limits, data_uri, kind_of, sound_uri
+from bridle.report.token_maps import CRISP
+from bridle.search.query import Found, Index
+
+THUMBNAIL, LONGEST = 160, 320  # pixels of a picture, and of other drawings' longer side
+SOUND_BYTES = 200_000  # about 6 s at 16 kHz
+
+
+class Seen(NamedTuple):
+    """The first window of a file, or why there is none."""
+
+    x: Tensor | None
+    problem: str = ""
+
+
+class Answer(NamedTuple):
+    """A query and its hits, as the page shows them."""
+
+    query: Shown
+    by: str
+    hits: list[Shown]
+    problems: list[str]
+
+
+def write_page(index: Index, found: Sequence[Found], path: Path) -> Path:
+    """Write the page about some queries, all of it or nothing."""
+    sight = Sight(index.model)
+    answers = [_answer(sight, one, _labels(index, one.query)) for one in found]
+    intro = f"{len(index):,} files searched with the model of run {index.model.config.name}."
+    shown = {
+        "title": "Similar files",
+        "intro": intro,
+        "answers": answers,
+        "wide": sight.is_wide,
+        "crisp": sight.is_crisp,
+    }
+    publish_page(render_page("hits.html", shown), path)
+    return path
+
+
+def _labels(index: Index, query: Path) -> tuple[str, ...]:
+    """Those of the query, where it is in the collection."""
+    return next((entry.labels for entry in index.items if entry.is_file(query)), ())
+
+
+def _answer(sight: Sight, found: Found, labels: tuple[str, ...]) -> Answer:
+    items = [Item(found.query), *(hit.entry.item for hit in found.hits)]
+    seen = [sight.look(item) for item in items]
+    shown = sight.draw(items, seen)
+    own = ", ".join(labels)
+    hits = [
+        picture._replace(
+            label=", ".join(hit.entry.labels),
+            score=hit.score,
+            same=bool(set(labels) & set(hit.entry.labels)) if labels else None,
+        )
+        for picture, hit in zip(shown[1:], found.hits, strict=True)
+    ]
+    return Answer(shown[0]._replace(label=own), found.by, hits, [one.problem for one in seen if one.problem])
+
+
+class Sight:
+    """Reads files with a model's own reader and draws what it gives."""
+
+    def __init__(self, model: Model) -> None:
+        self.reader: Reader = model.reader
+        self.rate = model.config.audio.sample_rate
+        self.is_sound = model.config.data.source == "audio"
+        self.geometry = model.geometry
+        if isinstance(self.reader, ImageReader):  # in colour, and larger than a small model sees them
+            size = (THUMBNAIL, THUMBNAIL)
+            self.geometry = Geometry(channels=3, input=size, patch=size)
+            self.reader = ImageReader(geometry=self.geometry)
+        self.kind = kind_of(self.geometry, is_sound=self.is_sound)
+        self.is_crisp = self.kind == "picture" and min(self.geometry.input) <= CRISP
+        self.is_wide = self.kind in ("line", "frames") or (self.is_sound and model.geometry.input[0] > 128)
+
+    def look(self, item: Item) -> Seen:
+        try:
+            return Seen(next(item.windows(self.reader)).x)
+        except (DataError, OSError, StopIteration) as error:
+            return Seen(None, f"{item.name}: {error}")
+
+    def draw(self, items: Sequence[Item], seen: Sequence[Seen]) -> list[Shown]:
+        """All with the same limits of brightness, so that they can be compared."""
+        there = [one.x for one in seen if one.x is not None]
+        canvas = None
+        if there and self.kind is not None:
+            limits = Limits.of(torch.stack(there), self.kind)
+            canvas = Canvas(self.geometry, kind=self.kind, limits=limits)
+        return [
+            Shown(
+                item.name,
+                "",
+                "" if one.x is None or canvas is None else data_uri(canvas.draw(one.x), longest=LONGEST),
+                self._sound(item) if one.x is not None and self.is_sound else "",
+            )
+            for item, one in zip(items, seen, strict=True)
+        ]
+
+    def _sound(self, item: Item) -> str:
+        start, end = item.span
+        longest = SOUND_BYTES / 2 / self.rate
+        seconds = longest if end is None else min(longest, end - start)
+        try:
+            wave = read_waveform(item.place, rate=self.rate, start=start, seconds=seconds)
+        except DataError:
+            return ""  # its spectrogram is shown; only the player is missing
+        return sound_uri(wave, rate=self.rate, limit=SOUND_BYTES)

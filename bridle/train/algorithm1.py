@@ -1,0 +1,245 @@
+"""Algorithm 1: encoder and tokenizer teach each other in turns, for R iterations, resumable at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from bridle import distributed, failpoints
+from bridle.config import Config
+from bridle.data.loading.loader import require_even_shares
+from bridle.errors import CheckpointError, UsageError
+from bridle.models.build import (
+    Nets,
+    build_decoder,
+    build_encoder,
+    build_estimator,
+    build_heads,
+    build_nets,
+    build_tokenizer,
+)
+from bridle.models.vit_import import load_vit
+from bridle.runs.checkpoint import (
+    Loaded,
+    checkpoint_folders,
+    is_exported,
+    load_latest,
+    require_space_for_run,
+    size_of,
+    write_json,
+)
+from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.train.engine import Phase, Progress, fit
+from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
+from bridle.train.run import Networks, Results, Run
+from bridle.train.stored_codes import forget_codes
+
+STARTED = "encoder_start.json"  # in a run: what was taken from encoder.weights
+
+Evaluate = Callable[[Nets], Mapping[str, Any]]
+
+
+class Turn(NamedTuple):
+    """One entry of the schedule."""
+
+    iteration: int
+    name: str
+
+
+def schedule(config: Config) -> list[Turn]:
+    """The phases of a run in order."""
+    turns: list[Turn] = []
+    for r in range(1, config.schedule.iterations + 1):
+        if config.schedule.mode == "joint":
+            turns.append(Turn(r, "joint"))
+            continue
+        if r > 1 and renews_tokenizer(config):
+            turns.append(Turn(r, "tokenizer"))
+        turns.append(Turn(r, "encoder"))
+    return turns
+
+
+def require_shares(config: Config) -> None:
+    """UsageError if the batch of a phase cannot be shared by the processes; asked before there is anything of a run."""
+    for section in dict.fromkeys("tokenizer" if turn.name == "tokenizer" else "encoder" for turn in schedule(config)):
+        batch = getattr(config, f"{section}_phase").batch
+        require_even_shares(batch, distributed.world_size(), key=f"{section}_phase.batch")
+
+
+def has_trained_tokenizer(config: Config, turn: Turn) -> bool:
+    """Does this phase work with a tokenizer of its own (and not with the cold start)?"""
+    return config.schedule.mode == "joint" or (turn.iteration > 1 and renews_tokenizer(config))
+
+
+def renews_tokenizer(config: Config) -> bool:
+    """Does every iteration after the first train a tokenizer? Otherwise it is another encoder phase, same target."""
+    return config.loss.target == "codes" and config.schedule.tokenizer == "renew"
+
+
+def restore_nets(config: Config, loaded: Loaded) -> Nets:
+    """The networks exactly as a checkpoint holds them."""
+    turn = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"]))
+    nets = build_nets(config, iteration=turn.iteration, trained_tokenizer=has_trained_tokenizer(config, turn))
+    parts = loaded.state.get("parts")  # an exported folder holds only some; the others stay untrained
+    load_modules({k: module for k, module in nets.modules().items() if parts is None or k in parts}, loaded)
+    if parts is not None and "tokenizer" not in parts:
+        nets.own_tokenizer = None  # an encoder from elsewhere, whose codebooks nobody started
+    nets.norms_start = loaded.state["norms_start"]
+    return nets
+
+
+def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
+    """Give networks the values a checkpoint holds under their names."""
+    tensors = loaded.group("model")
+    try:
+        for name, module in modules.items():
+            prefix = f"{name}."
+            module.load_state_dict(
+                {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+            )
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{loaded.path}: does not fit the run's config: {str(error).splitlines()[-1].strip()}"
+        ) from error
+
+
+def finished_phases(folder: Path) -> list[Path]:
+    """The checkpoints at the ends of encoder (or joint) phases of a run, oldest first; an exported folder is one."""
+    if is_exported(folder):
+        return [folder]
+    return [path for path in encoder_checkpoints(folder) if path.name.endswith("-end")]
+
+
+def encoder_checkpoints(folder: Path) -> list[Path]:
+    """All checkpoints of encoder (or joint) phases that a run has kept, oldest first."""
+    return [path for path in checkpoint_folders(folder / "checkpoints") if "-tokenizer-" not in path.name]
+
+
+def last_checkpoint(run: Run[Networks], *, measured: bool = False) -> Loaded | None:
+    """Where the run left off, or None at its beginning; the log is cut back to the same place.
+
+    A run that was `measured` before and has no checkpoint does not begin again: its scores would be taken for the new
+    weights'.
+    """
+    loaded = latest_for_all(run)
+    if loaded is None and measured:
+        raise UsageError(
+            f"{run.folder}: results.json has scores, but there is no checkpoint to go on from; choose another --out, "
+            "or delete the folder to train again."
+        )
+    if loaded is None:
+        rewind(run, phase_index=-1, step=0)
+        return None
+    run.resumed_from = step_of(loaded)
+    rewind(run, phase_index=int(loaded.state["phase_index"]), step=run.resumed_from)
+    run.progress.note(f"continuing from {loaded.path.name}")
+    note_changes(run, loaded)
+    return loaded
+
+
+def step_of(loaded: Loaded) -> int:
+    """The steps of its phase that a checkpoint has behind it."""
+    progress = loaded.state["progress"]
+    if not isinstance(progress, dict) or set(progress) != set(vars(Progress())):
+        raise CheckpointError(f"{loaded.path}: damaged or made by other software (its progress is no progress).")
+    return int(progress["step"])
+
+
+def latest_for_all(run: Run[Networks]) -> Loaded | None:
+    """The newest whole checkpoint as rank 0 finds it; the others read and check the same one."""
+    found: list[Loaded | None] = []
+
+    def newest() -> str | None:
+        loaded, messages = load_latest(run.checkpoints)
+        for message in messages:
+            run.progress.note(message)
+        found.append(loaded)
+        return None if loaded is None else loaded.path.name
+
+    name = distributed.done_once(newest)
+    if name is not None and not found:
+        found.append(load_checkpoint(run.checkpoints / name))
+    return found[0] if found else None
+
+
+def rewind(run: Run[Networks], *, phase_index: int, step: int) -> None:
+    if distributed.rank() == 0:
+        run.metrics.rewind(phase_index=phase_index, step=step)
+
+
+def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> None:
+    """Run every phase that is not done yet, and the evaluation after each encoder phase."""
+    turns = schedule(run.config)
+    loaded, first = last_checkpoint(run, measured=bool(results.value["evaluations"])), 0
+    if loaded is not None:
+        first = int(loaded.state["phase_index"])
+        if turns[first : first + 1] != [Turn(loaded.state["iteration"], loaded.state["phase"])]:
+            raise CheckpointError(f"{loaded.path}: damaged or made by other software (the run has no such phase).")
+        run.nets = restore_nets(run.config, loaded)
+    to_device(run)
+    require_space_for_run(
+        run.checkpoints, model=size_of({"model": run.nets.state()}), ends=len(turns), keep=run.config.runtime.keep
+    )
+    for index, turn in enumerate(turns[first:], start=first):
+        inside = loaded if loaded is not None and index == first else None
+        if inside is None:
+            failpoints.hit("phase.between")
+            renew(run, turn)
+        if inside is None or not inside.state["finished"]:
+            fit(run, build_phase(run, index, turn), inside)
+        forget_codes(run.folder)
+        if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
+            saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
+            with run.stop.leaving_at_once(saved):
+                failpoints.hit("evaluation.begin")
+                entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
+                failpoints.hit("evaluation.end")
+            run.leave(saved)  # a signal on the last line of an evaluation must not pass for a result
+            results.add(entry)
+            for callback in run.callbacks:
+                callback.on_evaluation(entry)
+            run.leave("the phase and its evaluation are saved.")
+
+
+def note_changes(run: Run[Networks], loaded: Loaded) -> None:
+    """Say what differs from the machine or data the checkpoint was made with: the run goes on, but not bit for bit."""
+    before, now = loaded.state["made_with"], run.made_with()
+    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
+    if changed:
+        run.progress.note(f"changed since the checkpoint, so results may differ: {', '.join(changed)}")
+
+
+def build_phase(run: Run[Nets], index: int, turn: Turn) -> Phase:
+    kinds = {"encoder": encoder_phase, "tokenizer": tokenizer_phase, "joint": joint_phase}
+    return kinds[turn.name](run, index=index, iteration=turn.iteration)
+
+
+def renew(run: Run[Nets], turn: Turn) -> None:
+    """What is built anew when a phase begins: tokenizer and estimator each iteration, code heads each encoder phase."""
+    config, nets, r = run.config, run.nets, turn.iteration
+    begins_tokenizer = turn.name == "tokenizer" or (turn.name == "joint" and r > 1)
+    if begins_tokenizer:
+        nets.tokenizer = build_tokenizer(config, iteration=r)
+        nets.estimator = build_estimator(config, iteration=r)
+    fresh = config.schedule.encoder_restart == "fresh"
+    if turn.name != "tokenizer" and r > 1:
+        if fresh or renews_tokenizer(config):  # heads of the same target go on learning
+            nets.heads = build_heads(config, iteration=r)
+        if fresh:
+            nets.encoder = build_encoder(config, iteration=r)
+            nets.decoder = build_decoder(config, iteration=r)
+    anew = r == 1 or fresh
+    if config.encoder.weights is not None and turn.name != "tokenizer" and anew:
+        started = load_vit(nets.encoder, config.encoder.weights)
+        if distributed.rank() == 0:
+            write_json(run.folder / STARTED, started.record())
+        run.progress.note(started.describe())
+    to_device(run)
+
+
+def to_device(run: Run[Networks]) -> None:
+    for module in run.nets.modules().values():
+        module.to(run.machine.device)

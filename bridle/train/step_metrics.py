@@ -1,0 +1,124 @@
+"""What a step leaves for people: one row of metrics.jsonl, one live line, and warnings when a run goes wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bridle import distributed
+from bridle.machine import cpu_seconds
+from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
+from bridle.runs.metrics import describe, describe_briefly
+from bridle.train.reference_curves import CurveWatch
+from bridle.train.run import Networks, Run
+
+if TYPE_CHECKING:
+    from bridle.train.engine import Phase, Progress, Update
+
+USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in the live figures
+
+
+class Clock:
+    """Rate, measured between two looks, and the CPU time of training so far.
+
+    Interruptions and evaluations do not count: `spent` is what earlier phases and processes noted (None: they did not),
+    `began` the CPU time of this process when the phase began.
+    """
+
+    def __init__(self, *, step: int, batch: int, spent: float | None, began: float) -> None:
+        self.step, self.batch, self.time = step, batch, time.perf_counter()
+        self.spent, self.began = spent, began
+
+    def start(self) -> None:
+        """What was done before the first step is no part of the rate."""
+        self.time = time.perf_counter()
+
+    def cpu_seconds(self, device: torch.device) -> float | None:
+        """Of all ranks together; None where what was before is not known. Collective."""
+        here = torch.tensor(cpu_seconds() - self.began, dtype=torch.float64, device=device)
+        total = float(distributed.sum_over_ranks(here))
+        return None if self.spent is None else round(self.spent + total, 2)
+
+    def rate(self, step: int) -> float:
+        """Samples per second since the last look."""
+        now = time.perf_counter()
+        rate = (step - self.step) * self.batch / max(now - self.time, 1e-9)
+        self.step, self.time = step, now
+        return rate
+
+
+class Watches(NamedTuple):
+    """What looks at every logged row and may have something to say."""
+
+    collapse: CollapseWatch
+    curve: CurveWatch
+
+    @classmethod
+    def of(cls, run: Run[Networks], phase: Phase) -> Watches:
+        collapse = CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW)
+        return cls(collapse, CurveWatch.of(run.config, phase.key))
+
+
+def report(
+    run: Run[Networks],
+    phase: Phase,
+    progress: Progress,
+    update: Update,
+    ages: CodeAge | None,
+    clock: Clock,
+    watches: Watches,
+) -> None:
+    """One row for metrics.jsonl and the callbacks, one line for people."""
+    figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
+    if not all(torch.isfinite(value).all() for value in update.values.values()):
+        figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
+    usage = usage_figures(update.codes, ages)  # collective
+    row = {
+        "iteration": phase.iteration,
+        "phase": phase.name,
+        "phase_index": phase.index,
+        "step": progress.step,
+        "steps": phase.steps,
+        **figures,
+        **usage,
+        "learning_rate": update.learning_rate,
+        "skipped": progress.skipped,
+        "samples_per_second": round(clock.rate(progress.step), 1),
+        "cpu_seconds": clock.cpu_seconds(run.machine.device),
+        "world_size": distributed.world_size(),
+        "resumed_from": run.resumed_from,
+    }
+    if distributed.rank():
+        return  # rank 0 speaks for all
+    run.metrics.append(row)
+    for callback in run.callbacks:
+        callback.on_metrics(row)
+    if figures["loss"] is not None:
+        eta = (phase.steps - progress.step) * phase.settings.batch / max(row["samples_per_second"], 1e-9)
+        R = run.config.schedule.iterations
+        long, short = (form(row, iterations=R, eta_seconds=eta) for form in (describe, describe_briefly))
+        run.progress.show(long, short, final=progress.step == phase.steps)
+    if usage:
+        for text in watches.collapse.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
+            run.progress.note(f"{phase.key} step {progress.step}: {text}")
+    for text in watches.curve.look(row):
+        run.progress.note(text)
+
+
+def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:
+    """How the codes (S, M) of a step are spread, one number per stage; nothing in phases without codes."""
+    if codes is None or ages is None:
+        return {}
+    here = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
+    counts = distributed.sum_over_ranks(torch.cat(here)).split(list(ages.sizes))
+    return {
+        "top_share": [round(float(top_share(count)), 6) for count in counts],
+        "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
+    }
+
+
+def rounded(value: Tensor) -> float | list[float]:
+    return [round(v, 6) for v in value.tolist()] if value.dim() else round(value.item(), 6)

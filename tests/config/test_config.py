@@ -1,0 +1,190 @@
+"""Configs: layers, presets, strictness, and messages that name file, line and the nearest valid key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from bridle.config import differences, dump_config, load_config, read_config, recipe_names
+from bridle.config.strict_yaml import read_document, read_value
+from bridle.errors import ConfigError, UsageError
+from bridle.models.build import build_nets
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_every_recipe_loads_and_survives_the_round_trip(recipe: str, tmp_path: Path) -> None:
+    config = load_config(recipe)
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert read_config(tmp_path / "config.yaml") == config
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("size", ["tiny", "small", "base", "large"])
+def test_every_recipe_builds_on_the_meta_device_in_every_size(recipe: str, size: str) -> None:
+    config = load_config(recipe, [f"size={size}"])
+    with torch.device("meta"):
+        for trained in (False, True):
+            nets = build_nets(config, trained_tokenizer=trained)
+            x = torch.empty(2, *config.geometry.build().shape)
+            assert nets.encoder(x).z.shape == (2, config.geometry.build().tokens, config.encoder.width)
+
+
+def test_scientific_notation_is_a_number() -> None:
+    assert load_config("digits-tiny", ["encoder_phase.learning_rate=5e-4"]).encoder_phase.learning_rate == 5e-4
+    assert read_document("a: 5e-4\nb: 1_000\nc: 0x10\nd: no", "f")[("a",)].value == 5e-4
+    assert read_value("no", "f") == "no"  # YAML 1.2: not a boolean
+
+
+def test_a_typo_names_file_line_and_nearest_key(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: digits-tiny\nname: mine\nquantizer:\n  codebook: 3\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml:4: unknown key 'quantizer\.codebook'; did you mean 'codebooks'"):
+        load_config(path)
+
+
+def test_a_duplicate_key_is_an_error_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: digits-tiny\nname: a\nseed: 1\nseed: 2\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml:4: key 'seed' is given twice"):
+        load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("encoder.heads=5", "5 heads do not divide width 96; try encoder.heads=4"),
+        ("geometry.patch=[5, 5]", r"\[5, 5\] does not divide"),
+        ("decoder.window=[16, 16]", r"decoder\.window: \[16, 16\] is larger than grid \[4, 4\]; use 'auto'"),
+        ("mask.ratio=0.98", "leaves nothing visible"),
+        ("mask.ratio=0.001", "nothing to predict"),
+        ("encoder_phase.micro_batch=7", "7 does not divide batch 64"),
+        ("quantizer=vqq", "presets vq, rq, beats"),
+        ("quantizer.codes=[3, 4]", "2 sizes given for 4 codebooks"),
+        ("seed=1.5", "integer"),
+        ("encoder.width=.nan", "integer"),
+        ("size=huge", "'tiny', 'small', 'base' or 'large'"),
+        ("geometry.patch=[16, 16]", "single token"),
+    ],
+)
+def test_impossible_settings_are_refused_with_what_to_do(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config("digits-tiny", [override])
+
+
+def test_axis_ratios_must_match_the_axes() -> None:
+    with pytest.raises(ConfigError, match="one ratio for each of 2 axes"):
+        load_config("digits-tiny", ["mask.kind=axes", "mask.ratio=[0.5]"])
+
+
+def test_every_problem_is_told_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("digits-tiny", ["mask.ratio=1.5", "sede=1"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2
+    assert "did you mean 'seed'" in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    "text", ["a: &x 1\nb: *x", "a: !!python/object:os.system x", "a: [1", "- 1", "a: {b: !t 1}", "? [1]\n: 2", "\x00"]
+)
+def test_hostile_yaml_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read_document(text, "hostile.yaml")
+
+
+def test_extends_in_a_circle_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(ConfigError, match="circle"):
+        load_config(tmp_path / "a.yaml")
+
+
+def test_a_child_overrides_its_parent_and_keeps_the_rest(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: digits-tiny\nname: a\nencoder: {depth: 7}\n")
+    config = load_config(tmp_path / "a.yaml")
+    assert (config.encoder.depth, config.encoder.width) == (7, 96)
+
+
+def test_a_length_in_steps_replaces_one_in_epochs() -> None:
+    config = load_config("image", ["encoder_phase.steps=10"])
+    assert (config.encoder_phase.steps, config.encoder_phase.epochs) == (10, None)
+
+
+def test_the_quantizer_presets_differ_only_as_documented() -> None:
+    base = load_config("imagenet1k")
+    vq = load_config("imagenet1k", ["quantizer=vq"])
+    assert [line.split(":")[0] for line in differences(base, vq)] == ["quantizer.codebooks", "quantizer.codes"]
+    beats = load_config("imagenet1k", ["quantizer=beats"]).quantizer
+    assert (beats.codebooks, beats.codes, beats.start, beats.reset_below) == (1, 1024, "uniform", 0)
+
+
+def test_a_preset_and_a_single_key_go_together_in_any_order() -> None:
+    for overrides in (["quantizer=beats", "quantizer.codes=128"], ["quantizer.width=8", "quantizer=beats"]):
+        found = load_config("digits-tiny", overrides).quantizer
+        assert (found.codebooks, found.start, found.reset_below) == (1, "uniform", 0)
+    assert load_config("digits-tiny", ["quantizer=beats", "quantizer.codes=128"]).quantizer.codes == 128
+
+
+@pytest.mark.parametrize("second", ["encoder: 3", "encoder: {depth: 3}"])
+def test_a_key_written_in_two_ways_is_given_twice(second: str) -> None:
+    with pytest.raises(ConfigError, match=r"twice\.yaml:2: key .* is given twice"):
+        read_document(f"encoder.depth: 2\n{second}", "twice.yaml")
+
+
+@pytest.mark.parametrize("key", ["decoder.width", "quantizer.codebooks", "quantizer.codes", "schedule.iterations"])
+def test_absurd_sizes_are_refused_at_once(key: str) -> None:
+    with pytest.raises(ConfigError, match="less than or equal"):
+        load_config("digits-tiny", [f"{key}=99999999999999999999"])
+
+
+@pytest.mark.parametrize("folder", ["2024", "a #b", "a: b", "true", "[x]"])
+def test_a_data_folder_is_taken_as_it_is_written(folder: str) -> None:
+    assert load_config("image", [f"data.root={folder}"]).data.root == folder
+
+
+def test_a_config_does_not_change() -> None:
+    config = load_config("digits-tiny")
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3  # type: ignore[misc]
+
+
+def test_an_unknown_recipe_suggests_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'cifar10-tiny'"):
+        load_config("cifar10tiny")
+
+
+def test_the_paper_recipes_hold_the_papers_numbers() -> None:
+    rows = {  # appendix A: batch, rates, epochs, mask; fine-tuning batch, rate, epochs, loss
+        "audioset2m": (1024, 5e-4, 2e-4, 130, 30, 0.8, 256, 5e-4, 120, "bce"),
+        "audioset20k": (1024, 5e-4, 2e-4, 130, 30, 0.8, 256, 4e-4, 150, "bce"),
+        "esc50": (1024, 5e-4, 2e-4, 130, 30, 0.8, 64, 2e-3, 300, "bce"),
+        "imagenet1k": (1024, 5e-4, 2e-4, 400, 100, 0.8, 1024, 5e-4, 200, "bce"),
+        "kinetics400": (2048, 1.2e-3, 2.5e-4, 800, 200, 0.9, 2048, 7.5e-4, 75, "ce"),
+    }
+    for name, row in rows.items():
+        c = load_config(name)
+        e, t, f = c.encoder_phase, c.tokenizer_phase, c.finetune
+        found = (e.batch, e.learning_rate, t.learning_rate, e.epochs, t.epochs, c.mask.ratio)
+        assert (*found, f.batch, f.learning_rate, f.epochs, f.loss) == row, name
+        assert (c.encoder.width, c.encoder.depth, c.decoder.width) == (768, 12, 512), name
+        assert (c.decoder.depth, c.estimator.depth) == ((4, 4) if name == "kinetics400" else (16, 3)), name
+        assert (c.quantizer.sizes, c.quantizer.width, c.quantizer.decay) == ((256,) * 4, 256, 0.99), name
+        assert {p.weight_decay for p in (e, t, f)} == {1e-4}, name
+
+
+def test_audio_is_divided_by_twice_the_papers_deviation() -> None:
+    for name, mean, std in (("audioset2m", -4.4446096, 3.3216383), ("esc50", -6.6268077, 5.358466)):
+        data = load_config(name).data
+        assert data.mean == (mean,)
+        assert data.std == pytest.approx((2 * std,))
+
+
+def test_fine_tuning_masks_as_the_paper_says() -> None:
+    audio, image, video = (load_config(name).finetune.mask for name in ("audioset2m", "imagenet1k", "kinetics400"))
+    assert audio is not None
+    assert (audio.kind, audio.ratio) == ("axes", (0.2, 0.2))
+    assert image is not None
+    assert (image.kind, image.ratio) == ("random", 0.2)
+    assert video is None

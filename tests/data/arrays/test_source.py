@@ -1,0 +1,158 @@
+"""Signals in .npy files as samples."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bridle.data.arrays.source import SignalFolder, open_signals
+from bridle.errors import ConfigError, DataError
+from bridle.geometry import Geometry
+
+GEOMETRY = Geometry(2, (8,), (4,))
+ONE = Geometry(1, (8,), (4,))
+
+
+def source(path: Path, array: object, geometry: Geometry = GEOMETRY) -> SignalFolder:
+    np.save(path / "a.npy", array)  # type: ignore[arg-type]
+    return SignalFolder(paths=[path / "a.npy"], labels=None, classes=None, geometry=geometry)
+
+
+def test_evaluation_cuts_out_the_centre(tmp_path: Path) -> None:
+    sample = source(tmp_path, np.arange(24.0).reshape(2, 12)).load(0, None)
+    assert sample.x.tolist() == [[2, 3, 4, 5, 6, 7, 8, 9], [14, 15, 16, 17, 18, 19, 20, 21]]
+    assert sample.x.dtype == torch.float32
+    assert sample.valid is None
+
+
+def test_pretraining_cuts_out_every_place(tmp_path: Path) -> None:
+    folder = source(tmp_path, np.arange(24.0).reshape(2, 12))
+    starts = {int(folder.load(0, torch.Generator().manual_seed(seed)).x[0, 0]) for seed in range(60)}
+    assert starts == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("dtype", ["int16", "uint8", "float64", ">f4", "float16", "bool"])
+def test_numbers_of_every_type_are_read(tmp_path: Path, dtype: str) -> None:
+    assert source(tmp_path, np.ones((2, 8), dtype=dtype)).load(0, None).x.tolist() == [[1.0] * 8] * 2
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 8)])
+def test_one_channel_may_be_a_plain_line(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    assert source(tmp_path, np.ones(shape), ONE).load(0, None).x.shape == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("length", "valid"),
+    [(7, [True, True]), (6, [True, True]), (5, [True, False]), (4, [True, False]), (2, [True, False])],
+)
+def test_a_short_signal_is_continued_and_its_padding_marked(tmp_path: Path, length: int, valid: list[bool]) -> None:
+    sample = source(tmp_path, np.arange(1.0, length + 1), ONE).load(0, None)
+    assert sample.x.tolist() == [[min(i, length) for i in range(1, 9)]]
+    assert sample.valid is not None
+    assert sample.valid.tolist() == valid
+
+
+def test_a_signal_shorter_than_half_a_patch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds 1 frames, less than half a patch of 4"):
+        source(tmp_path, np.ones(1), ONE).load(0, None)
+
+
+BAD_ARRAYS = {
+    "another channel count": (np.ones((3, 8)), r"has shape \[3, 8\]; expected \(2, length\); or set geometry.channels"),
+    "transposed": (np.ones((8, 2)), "looks transposed, save array.T"),
+    "one line for two channels": (np.ones(8), r"has shape \[8\]; expected \(2, length\)"),
+    "three axes": (np.ones((2, 8, 1)), r"expected \(2, length\)"),
+    "a single number": (np.float64(3), r"has shape \[\]"),
+    "no frames": (np.ones((2, 0)), "is empty"),
+    "NaN": (np.full((2, 8), np.nan), "not finite"),
+    "infinity": (np.full((2, 8), np.inf), "not finite"),
+    "too large for float32": (np.full((2, 8), 1e300), "not finite"),
+    "text": (np.full((2, 8), "a"), "expected real numbers"),
+    "complex": (np.full((2, 8), 1j), "expected real numbers"),
+    "dates": (np.full((2, 8), "2020-01-01", dtype="datetime64[D]"), "expected real numbers"),
+    "records": (np.zeros((2, 8), dtype=[("a", "f4")]), "expected real numbers"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ARRAYS)
+def test_an_array_that_does_not_fit_is_refused_with_path_and_reason(tmp_path: Path, name: str) -> None:
+    array, reason = BAD_ARRAYS[name]
+    with pytest.raises(DataError, match=reason) as caught:
+        source(tmp_path, array).load(0, None)
+    assert "a.npy" in str(caught.value)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (print, ("a pickle was run",))
+
+
+def pickled_array() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Bomb()], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
+
+
+def archive() -> bytes:
+    buffer = io.BytesIO()
+    np.savez(buffer, a=np.ones((2, 8)))
+    return buffer.getvalue()
+
+
+def cut() -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.ones((2, 800)))
+    return buffer.getvalue()[:600]
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps(Bomb()), pickled_array(), archive(), cut()])
+def test_a_bad_file_is_refused_and_no_pickle_is_run(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = source(tmp_path, np.ones((2, 8)))
+    (tmp_path / "a.npy").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.npy' cannot be read as a \.npy array"):
+        folder.load(0, None)
+    assert "a pickle was run" not in capsys.readouterr().out
+
+
+def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
+    folder = SignalFolder(paths=[tmp_path / "gone.npy"], labels=None, classes=None, geometry=GEOMETRY)
+    with pytest.raises(DataError, match="No such file"):
+        folder.load(0, None)
+
+
+def test_mutated_headers_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:
+    folder, rng = source(tmp_path, np.ones((2, 8))), np.random.default_rng(0)
+    sound = np.frombuffer((tmp_path / "a.npy").read_bytes(), dtype=np.uint8)
+    refused = 0
+    for _ in range(400):
+        broken = sound.copy()
+        broken[rng.integers(0, 128, 3)] = rng.integers(32, 127, 3)
+        (tmp_path / "a.npy").write_bytes(broken.tobytes())
+        try:
+            folder.load(0, None)
+        except DataError:
+            refused += 1
+    assert refused > 100
+
+
+def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
+    for name in ("train/a/1.npy", "train/b/2.npy", "val/b/3.npy"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / name, np.ones((2, 8)))
+    splits = open_signals(tmp_path, geometry=GEOMETRY)
+    assert [splits.train.load(i, None).label for i in range(2)] == [0, 1]
+    assert splits.test is not None
+    assert splits.test.load(0, None).label == 1
+    assert splits.test.classes == ("a", "b")
+
+
+def test_a_geometry_that_is_no_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="signals need one size"):
+        SignalFolder(paths=[], labels=None, classes=None, geometry=Geometry(1, (8, 8), (4, 4)))

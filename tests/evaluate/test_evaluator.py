@@ -1,0 +1,392 @@
+"""The judge on sources with folds, views and several labels, with small encoders that were never trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bridle import api
+from bridle.config import Config, load_config
+from bridle.data.arrays.memory import TensorSource
+from bridle.data.sources import Sample, Splits, class_shares
+from bridle.errors import ConfigError, DataError
+from bridle.evaluate import features, probe_command
+from bridle.evaluate.evaluator import Judge, protocol_of
+from bridle.evaluate.probe import LabelsResult, ProbeResult
+from bridle.evaluate.probe_command import data_protocol, knn_run, probe_run
+from bridle.machine import Machine
+from bridle.models.build import build_encoder
+from bridle.runs.metrics import ProgressLine
+from bridle.train.run import Results
+
+
+def pictures(items: int, *, seed: int = 0) -> tuple[Tensor, list[int]]:
+    """(N, 1, 16, 16) noise, brighter by the class."""
+    labels = [i % 3 for i in range(items)]
+    x = 0.2 * torch.randn(items, 1, 16, 16, generator=torch.Generator().manual_seed(seed))
+    return x + 0.3 * torch.tensor(labels)[:, None, None, None], labels
+
+
+class TwoHalves(TensorSource):
+    """Items with two views: one shows the picture, the other nothing."""
+
+    views = 2
+
+    def load_view(self, index: int, view: int) -> Sample:
+        sample = self.load(index, None)
+        return sample if view == 0 else sample._replace(x=torch.zeros_like(sample.x))
+
+
+class Tagged(TensorSource):
+    """Items with any number of labels."""
+
+    def __init__(self, *, x: Tensor, tags: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(x=x)
+        self.classes, self.labels = ["dark", "light", "middle", "nowhere"], list(tags)  # type: ignore[assignment]
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        assert self.labels is not None
+        return Sample(self.x[index], class_shares(self.labels[index], 4))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def judge_of(small: Callable[..., Config], tmp_path: Path) -> Callable[..., Judge]:
+    def build(splits: Splits, *overrides: str, **named: Any) -> Judge:
+        config = small("data.mean=[0.3]", "data.std=[0.3]", "probe.items=null", *overrides)
+        results = Results(tmp_path / "r.json", {})
+        return Judge(config, splits, Machine(config.runtime), results, ProgressLine(), strict=True, **named)
+
+    return build
+
+
+def probe(judge: Judge) -> Any:
+    return judge.probe_encoder(build_encoder(judge.config).eval())
+
+
+class Sealed(TensorSource):
+    """Items that nobody may look at."""
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        raise AssertionError("a test item was read")
+
+
+def test_on_validation_no_test_item_is_read(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), Sealed(x=x[:30], labels=labels[:30]))
+    with pytest.raises(AssertionError, match="a test item was read"):
+        probe(judge_of(splits))
+    found = probe(judge_of(splits, "probe.on=validation"))
+    assert (found.train_items, found.test_items) == (48, 12)
+
+
+def test_on_validation_the_last_fold_is_left_out_but_its_codes_are_still_counted(
+    judge_of: Callable[..., Judge],
+) -> None:
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
+    judge = judge_of(splits, "probe.on=validation")
+    found = probe(judge)
+    assert [fold["fold"] for fold in found.folds] == [1, 2, 3]
+    assert found.test_items == 45
+    assert len(judge.everything) == 60
+
+
+def test_on_folds_all_items_are_scored_once_each_class_in_every_fold(judge_of: Callable[..., Judge]) -> None:
+    (x, labels), (more, other) = pictures(60), pictures(15, seed=1)
+    splits = Splits(TensorSource(x=x, labels=labels), TensorSource(x=more, labels=other))
+    found = probe(judge_of(splits, "probe.on=folds"))
+    assert [fold["test_items"] for fold in found.folds] == [15] * 5
+    assert (found.train_items, found.test_items) == (60, 75)
+    assert probe(judge_of(splits)).folds is None
+    own = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
+    assert len(probe(judge_of(own, "probe.on=folds")).folds) == 4  # data that has folds keeps them
+    folds = np.array(features.stratified_folds(np.array([0] * 7 + [1] * 13 + [2] * 5), 5, seed=0))
+    assert np.bincount(folds)[1:].tolist() == [5] * 5
+    assert all(1 <= (folds[:7] == fold).sum() <= 2 <= (folds[7:20] == fold).sum() <= 3 for fold in range(1, 6))
+
+
+def test_a_run_that_is_continued_with_another_probe_keeps_to_the_one_it_began_with(
+    small: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = small("schedule.iterations=2", "tokenizer_phase.steps=2", steps=2)
+    api.pretrain(config.model_copy(update={"schedule": config.schedule}), out=tmp_path / "run")
+    path = tmp_path / "run" / "results.json"
+    known = json.loads(path.read_text())
+    assert known["protocol"]["probe"]["on"] == "test"
+    path.write_text(json.dumps({**known, "evaluations": known["evaluations"][:1]}))  # as if it had been stopped there
+    other = config.model_copy(update={"probe": config.probe.model_copy(update={"on": "folds"})})
+    api.pretrain(other, out=tmp_path / "run")
+    assert "goes on with the settings of the probe that it began with" in capsys.readouterr().err
+    again = json.loads(path.read_text())
+    assert again["evaluations"][1]["probe"]["accuracy"] == known["evaluations"][1]["probe"]["accuracy"]
+    measured = json.loads(probe_run(tmp_path / "run", ["probe.on=folds"]).read_text())
+    assert all(len(entry["probe"]["folds"]) == 5 for entry in measured["evaluations"])
+    assert measured["title"] == "digits, all items in folds"
+
+
+def test_scores_of_a_run_on_validation_items_are_taken_over(
+    small: Callable[..., Config], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.pretrain(small("schedule.iterations=1", "probe.on=validation", steps=2), out=tmp_path / "run")
+    capsys.readouterr()
+    probe_run(tmp_path / "run", [])
+    assert "probing" not in capsys.readouterr().err
+    path = tmp_path / "run" / "results.json"
+    older = {key: value for key, value in json.loads(path.read_text()).items() if key != "protocol"}
+    path.write_text(json.dumps(older))
+    (tmp_path / "run" / "probe.json").unlink()
+    probe_run(tmp_path / "run", [])
+    assert "probing" in capsys.readouterr().err  # nobody knows by what protocol
+
+
+def test_with_two_folds_the_second_stays_unseen_and_with_a_test_fold_the_others_test_each_other(
+    judge_of: Callable[..., Judge],
+) -> None:
+    x, labels = pictures(60)
+    two = judge_of(Splits(TensorSource(x=x, labels=labels), None, folds=[1] * 40 + [2] * 20), "probe.on=validation")
+    assert (len(two.train), two.test, two.folds) == (40, None, None)
+    held = Sealed(x=x[:6], labels=labels[:6])
+    kept = judge_of(Splits(TensorSource(x=x, labels=labels), held, folds=[2] * 30 + [3] * 30), "probe.on=validation")
+    assert [fold["fold"] for fold in probe(kept).folds] == [2, 3]
+
+
+def test_padding_of_either_part_survives_joining() -> None:
+    whole = features.Features(np.zeros((2, 3, 4), np.float32), np.array([0, 1]))
+    padded = features.Features(np.ones((1, 3, 4), np.float32), np.array([2]), np.array([[True, True, False]]))
+    both = features.joined(whole, padded)
+    assert both.x[:, 0, 0].tolist() == [0, 0, 1] and both.y.tolist() == [0, 1, 2]
+    assert both.valid is not None and both.valid.sum(axis=1).tolist() == [3, 3, 2]
+    assert features.joined(whole, whole).valid is None
+
+
+def test_data_with_folds_is_cross_validated(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), None, folds=[i % 4 + 1 for i in range(60)])
+    judge = judge_of(splits)
+    judge.measure_baselines()
+    found = judge.results.value["baselines"]
+    assert [fold["fold"] for fold in found["raw"]["folds"]] == [1, 2, 3, 4]
+    assert found["untrained"]["test_items"] == 60 and found["untrained"]["sd"] >= 0
+    assert probe(judge).accuracy == found["untrained"]["accuracy"]
+
+
+def test_runs_in_one_folder_share_baselines_as_long_as_nothing_they_depend_on_differs(
+    small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, labels = pictures(60)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "results.json").write_text("[1, 2")
+    measured: list[str] = []
+    once = Judge.baselines
+    monkeypatch.setattr(
+        Judge, "baselines", lambda judge, net: measured.append(judge.results.path.parent.name) or once(judge, net)
+    )
+
+    def baselines(run: str, *overrides: str, shift: float = 0.0) -> Any:
+        config = small("data.mean=[0.3]", "data.std=[0.3]", "probe.items=null", *overrides)
+        splits = Splits(TensorSource(x=x + shift, labels=labels), None)
+        results = Results(tmp_path / run / "results.json", {})
+        (tmp_path / run).mkdir()
+        Judge(config, splits, Machine(config.runtime), results, ProgressLine(), strict=True).measure_baselines()
+        return json.loads((tmp_path / run / "results.json").read_text())["baselines"]
+
+    first = baselines("first")
+    assert baselines("same", "quantizer=vq", "mask.ratio=0.5") == first and measured == ["first"]
+    baselines("seed", "seed=5")
+    baselines("probe", "probe.pool=axis", "probe.axis=0")
+    baselines("network", "encoder.depth=1")
+    baselines("data", shift=0.1)
+    assert measured == ["first", "seed", "probe", "network", "data"]
+
+
+def test_scores_on_a_single_class_are_told_once(
+    judge_of: Callable[..., Judge], capfd: pytest.CaptureFixture[str]
+) -> None:
+    x, labels = pictures(30)
+    test = TensorSource(x=x[:4], labels=[1, 1, 1, 1])
+    judge = judge_of(Splits(TensorSource(x=x, labels=labels), test))
+    for _ in range(2):
+        probe(judge)
+    assert capfd.readouterr().err.count("all 4 items that are scored are of one class") == 1
+    probe(judge_of(Splits(TensorSource(x=x, labels=labels), TensorSource(x=x[:4], labels=labels[:4]))))
+    assert "of one class" not in capfd.readouterr().err
+
+
+def test_fewer_items_keep_their_folds(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    folds = [1 + (i >= 30) for i in range(60)]
+    result = probe(judge_of(Splits(TensorSource(x=x, labels=labels), None, folds=folds), "probe.items=50"))
+    assert [fold["test_items"] for fold in result.folds] == [25, 25]
+
+
+def test_a_test_split_goes_before_folds(judge_of: Callable[..., Judge]) -> None:
+    source = TensorSource(x=pictures(30)[0], labels=pictures(30)[1])
+    result = probe(judge_of(Splits(source, source, folds=[i % 2 for i in range(30)])))
+    assert result.folds is None and result.test_items == 30
+
+
+def test_an_item_is_judged_by_the_mean_over_its_views(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(40)
+    judge = judge_of(Splits(TwoHalves(x=x, labels=labels), None))
+    encoder = build_encoder(judge.config).eval()
+    found = judge.vectors(lambda x, valid: encoder(x).z.mean(dim=1))(judge.train)
+    with torch.no_grad():
+        seen = encoder((x - 0.3) / 0.3).z.mean(dim=1)
+        nothing = encoder(torch.full_like(x, -1.0)).z.mean(dim=1)
+    np.testing.assert_allclose(found.x, ((seen + nothing) / 2).numpy(), atol=1e-5)
+    assert found.y.tolist() == labels
+
+
+def test_the_views_of_an_item_stay_in_one_batch(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(40)
+    judge = judge_of(Splits(TwoHalves(x=x, labels=labels), None))
+    judge.rows = 5
+    found = judge.vectors(lambda x, valid: x.flatten(1)[:, :1])(judge.train)
+    np.testing.assert_allclose(found.x[:, 0], ((x[:, 0, 0, 0] - 0.3) / 0.3 - 1).numpy() / 2, atol=1e-6)
+
+
+def test_several_labels_are_told_by_the_data(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    tags = [((0,), (1, 2), (2,))[label] for label in labels]
+    result = probe(judge_of(Splits(Tagged(x=x, tags=tags), Tagged(x=x, tags=tags))))
+    assert isinstance(result, LabelsResult)
+    assert (result.classes, result.classes_present) == (4, 3)
+    assert result.mean_average_precision > result.chance
+
+
+@pytest.mark.parametrize("pool", ["mean", "axis", "class", "attentive"])
+def test_every_pooling_can_be_probed(
+    pool: str, judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridle.evaluate.heads.attentive.FEWEST_STEPS", 30)
+    monkeypatch.setattr("bridle.evaluate.heads.attentive.EPOCHS", 1)
+    x, labels = pictures(60)
+    splits = Splits(TensorSource(x=x, labels=labels), None)
+    result = probe(judge_of(splits, f"probe.pool={pool}", "encoder.class_token=true"))
+    assert isinstance(result, ProbeResult) and result.test_items == 12
+    assert ("weight_decay" in result.setting) == (pool == "attentive")
+
+
+def test_the_class_token_is_what_class_pooling_probes(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(30)
+    splits = Splits(TensorSource(x=x, labels=labels), None)
+    judge = judge_of(splits, "probe.pool=class", "encoder.class_token=true")
+    seen: list[Any] = []
+    judge.probe = lambda collect, method: seen.append(collect(judge.train))  # type: ignore[assignment, method-assign]
+    encoder = build_encoder(judge.config).eval()
+    judge.probe_encoder(encoder)
+    with torch.no_grad():
+        expected = encoder((x - 0.3) / 0.3).class_token
+    np.testing.assert_allclose(seen[0].x, expected.numpy(), atol=1e-5)
+
+
+def test_an_earlier_block_can_be_probed(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(30)
+    found: dict[str, Any] = {}
+    for layer in ("null", "1", "2"):
+        judge = judge_of(Splits(TensorSource(x=x, labels=labels), None), f"probe.layer={layer}", "encoder.depth=2")
+        judge.probe = lambda collect, method, to=layer, of=judge.train: found.update({to: collect(of).x})  # type: ignore[assignment, method-assign]
+        encoder = build_encoder(judge.config).eval()
+        judge.probe_encoder(encoder)
+    with torch.no_grad():
+        z = encoder.embed((x - 0.3) / 0.3) + encoder.position
+        z = encoder.trunk.blocks[0](z)
+    np.testing.assert_allclose(found["1"], z.mean(1).numpy(), atol=1e-5)
+    np.testing.assert_allclose(found["2"], found["null"], atol=1e-6)
+    assert np.abs(found["1"] - found["2"]).max() > 0.1
+
+
+def test_attentive_pooling_that_needs_too_much_memory_names_the_setting(
+    judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "TOKEN_LIMIT", 1000)
+    x, labels = pictures(30)
+    judge = judge_of(Splits(TensorSource(x=x, labels=labels), None), "probe.pool=attentive")
+    with pytest.raises(DataError, match=r"probe\.items="):
+        probe(judge)
+
+
+def test_few_labels_heads_and_retrieval_work_with_folds_and_several_labels(
+    judge_of: Callable[..., Judge], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridle.evaluate.heads.sgd.FEWEST_STEPS", 20)
+    x, labels = pictures(48)
+    folded = Splits(TensorSource(x=x, labels=labels), None, folds=[i // 16 for i in range(48)])
+    tagged = Splits(Tagged(x=x, tags=[((0,), (1, 2), (2,))[label] for label in labels]), None)
+    for splits, score in ((folded, "accuracy"), (tagged, "mean_average_precision")):
+        found = probe(judge_of(splits, "probe.shots=[2]", "probe.draws=2", "probe.head=adamw", "probe.epochs=1"))
+        assert found.setting["learning_rate"] > 0
+        (few,) = found.few_shot
+        assert few["shots"] == 2 and 0 <= few[score] <= 1
+        near = probe(judge_of(splits, classifier="neighbours"))
+        assert 0 < near.retrieval["mean_average_precision"] <= 1 and near.few_shot is None
+
+
+def test_large_inputs_go_through_the_network_a_few_at_a_time(judge_of: Callable[..., Judge]) -> None:
+    splits = Splits(TensorSource(x=pictures(3)[0]), None)
+    assert judge_of(splits, "geometry.input=[32, 32]", "geometry.patch=[16, 16]").rows == 256
+    assert judge_of(splits, "geometry.input=[1024, 1024]", "geometry.patch=[128, 128]").rows == 16
+    judge = judge_of(splits, "geometry.input=[32, 32]", "geometry.patch=[1, 1]")
+    assert judge.rows == 4  # 1,024 tokens each
+
+
+# the commands
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one iteration on the embedded digits."""
+    from conftest import SMALL
+
+    from bridle.config import load_config
+
+    folder = tmp_path_factory.mktemp("judged") / "run"
+    changes = [*SMALL, "geometry.patch=[4, 4]", "max_steps=3", "schedule.iterations=1"]
+    api.pretrain(load_config("digits-tiny", changes), out=folder)
+    return folder
+
+
+def test_neighbours_get_a_file_of_the_same_form_and_are_not_asked_twice(
+    run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = knn_run(run, [])
+    assert "k-NN: accuracy" in capfd.readouterr().err
+    found = json.loads(path.read_text())
+    assert path.name == "knn.json" and found["evaluation"] == "k-NN"
+    assert set(found["baselines"]) == {"raw", "untrained"}
+    assert found["evaluations"][0]["probe"]["neighbours"] >= 1
+    assert found["evaluations"][0]["probe"]["test_items"] == 60
+    knn_run(run, [])
+    assert "k-NN" not in capfd.readouterr().err
+    with pytest.raises(ConfigError, match="mean, axis or class"):
+        knn_run(run, ["probe.pool=attentive"])
+
+
+def test_a_probe_may_change_how_data_is_seen_but_not_the_network(run: Path) -> None:
+    assert "evaluation" not in json.loads(probe_run(run, []).read_text())
+    again = json.loads(probe_run(run, ["data.views=3", "probe.items=30"]).read_text())
+    assert again["protocol"]["views"] == 3
+    assert again["evaluations"][0]["probe"]["train_items"] == 30
+    with pytest.raises(ConfigError, match="a probe cannot change this"):
+        probe_run(run, ["audio.sample_rate=8000"])
+
+
+def test_what_the_run_measured_by_the_same_protocol_is_taken_over(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = json.loads((run / "results.json").read_text())
+    monkeypatch.setattr(probe_command, "Judge", lambda *given, **named: lambda nets: pytest.fail("measured again"))
+    assert json.loads(probe_run(run, []).read_text())["evaluations"] == known["evaluations"]
+
+
+def test_settings_that_are_off_leave_protocols_as_older_files_have_them() -> None:
+    plain, changed = (load_config("audio", change) for change in (["data.trim=false"], ["probe.layer=1"]))
+    assert "layer" not in protocol_of(plain)["probe"]
+    assert protocol_of(changed)["probe"]["layer"] == 1
+    assert "trim" not in data_protocol(plain)
+    assert data_protocol(changed)["trim"] is True

@@ -1,0 +1,100 @@
+"""Few-shot probe: which labels are drawn, what is fitted on them, and how models are compared draw by draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+
+from bridle.evaluate.features import Features
+from bridle.evaluate.fewshot import beside, class_orders, few_shots
+from bridle.evaluate.probe import Pair, fold_pairs, split_pairs
+from bridle.seeding import generator
+
+
+def clouds(items: int, *, classes: int = 3, seed: int = 0) -> Features:
+    """(N, 5) points around one centre per class."""
+    random = np.random.default_rng(seed)
+    y = np.arange(items) % classes
+    centres = np.random.default_rng(7).normal(size=(classes, 5))
+    return Features((centres[y] + 0.7 * random.normal(size=(items, 5))).astype(np.float32), y)
+
+
+def test_a_draw_orders_the_items_of_each_class_and_fewer_shots_are_among_more() -> None:
+    y = np.array([0, 0, 0, 1, 1, 2])
+    orders = class_orders(y, torch.Generator().manual_seed(0))
+    assert [sorted(own.tolist()) for own in orders] == [[0, 1, 2], [3, 4], [5]]
+    again = class_orders(y, torch.Generator().manual_seed(0))
+    assert all((a == b).all() for a, b in zip(orders, again, strict=True))
+
+
+def test_of_several_labels_each_gets_its_items() -> None:
+    y = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0]], dtype=bool)  # nobody has the last label
+    assert [sorted(own.tolist()) for own in class_orders(y, torch.Generator())] == [[0, 1], [1, 2]]
+
+
+def test_scores_are_those_of_scikit_learn_on_the_same_draws() -> None:
+    train, test = clouds(60), clouds(90, seed=1)
+    (found,) = few_shots(split_pairs(train, test, seed=3), shots=[4], draws=3, seed=3)
+    mean, scale = train.x.mean(axis=0), train.x.std(axis=0)
+    expected = []
+    for draw in range(3):
+        rows = np.concatenate([own[:4] for own in class_orders(train.y, generator(3, "few shots", "", draw))])
+        model = LogisticRegression(C=1.0, tol=1e-10, max_iter=1000).fit((train.x[rows] - mean) / scale, train.y[rows])
+        expected.append(model.score((test.x - mean) / scale, test.y))
+    assert found.scores == pytest.approx(expected)
+    assert (found.train_items, found.short) == (12, 0)
+
+
+def test_a_class_with_too_few_items_gives_all_it_has_and_is_counted() -> None:
+    train = clouds(30)
+    kept = np.concatenate([np.flatnonzero(train.y != 2), np.flatnonzero(train.y == 2)[:2]])
+    (found,) = few_shots(split_pairs(train.part(kept), clouds(30, seed=1), seed=0), shots=[5], draws=2, seed=0)
+    assert (found.train_items, found.short) == (12, 1)
+
+
+def test_mean_and_interval_over_draws_are_students() -> None:
+    (one, five) = few_shots(split_pairs(clouds(60), clouds(60, seed=1), seed=0), shots=[1, 5], draws=6, seed=0)
+    for found in (one, five):
+        expected = stats.ttest_1samp(found.scores, 0).confidence_interval(0.95)
+        row = found.as_dict()
+        assert row["interval"] == pytest.approx([expected.low, expected.high])
+        assert row["accuracy"] == pytest.approx(np.mean(found.scores))
+    assert five.as_dict()["accuracy"] > one.as_dict()["accuracy"]
+
+
+def test_models_get_the_same_draws_and_are_compared_one_by_one() -> None:
+    good, bad = clouds(60), clouds(60)
+    bad = bad._replace(x=bad.x + np.random.default_rng(3).normal(size=bad.x.shape).astype(np.float32))
+    rows = [
+        [few.as_dict() for few in few_shots(split_pairs(x, x, seed=0), shots=[2], draws=5, seed=0)] for x in (good, bad)
+    ]
+    (row,) = beside(rows[0], {"untrained": {"few_shot": rows[1]}, "raw": {}})
+    interval = stats.ttest_rel(rows[0][0]["scores"], rows[1][0]["scores"]).confidence_interval(0.95)
+    over = row["over"]["untrained"]
+    assert over["change"] - over["half"] == pytest.approx(interval.low)
+    assert over["change"] + over["half"] == pytest.approx(interval.high)
+    assert "raw" not in row["over"]
+
+
+def test_with_folds_a_draw_is_scored_by_the_mean_over_folds_of_items_it_never_saw() -> None:
+    items, folds = clouds(60), [i // 30 for i in range(60)]
+    (found,) = few_shots(fold_pairs(items, folds, seed=0), shots=[3], draws=4, seed=0)
+    alone = []
+    for fold in (0, 1):
+        own = np.array(folds) == fold
+        pair = Pair(str(fold), items.part(~own), np.zeros(30, dtype=bool), items.part(own))
+        alone.append(few_shots([pair], shots=[3], draws=4, seed=0)[0].scores)
+    assert found.scores == pytest.approx(np.mean(alone, axis=0))
+
+
+def test_items_with_several_labels_are_scored_by_map() -> None:
+    random = np.random.default_rng(0)
+    y = random.random((80, 4)) < 0.4
+    x = (y @ random.normal(size=(4, 6)) + 0.1 * random.normal(size=(80, 6))).astype(np.float32)
+    items = Features(x, y)
+    (found,) = few_shots(split_pairs(items, items, seed=0), shots=[8], draws=3, seed=0)
+    assert found.as_dict()["mean_average_precision"] > 0.8 > y.mean()
+    assert found.train_items <= 32

@@ -1,0 +1,71 @@
+"""Commands that were started by another one do not outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bridle.grid.child
+
+PARENT = """
+import subprocess, sys, os, time
+child = subprocess.Popen([sys.executable, "-m", "bridle.grid.child", str(os.getpid()), "one", "two"])
+time.sleep(60)
+"""
+# Stands in for the command: says that it runs, and when it is told to leave.
+COMMAND = """
+import os, signal, sys, time
+def leave(number, frame):
+    open("left", "w").write(" ".join(sys.argv[1:]))
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open("pid.tmp", "w").write(str(os.getpid()))
+os.rename("pid.tmp", "pid")
+time.sleep(60)
+"""
+
+
+def wait_for(path: Path, seconds: float = 30.0) -> str:
+    until = time.monotonic() + seconds
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < until, f"{path.name} did not appear"
+        time.sleep(0.02)
+    return path.read_text()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a package of our name that holds only the two programs."""
+    package = tmp_path / "bridle"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(COMMAND)
+    (package / "tied.py").symlink_to(bridle.grid.child.__file__)
+    return tmp_path
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+def test_a_parent_that_is_killed_takes_its_children_along(place: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=place, env={**os.environ, "PYTHONPATH": ""}) as parent:
+        try:
+            child = int(wait_for(place / "pid"))
+        finally:
+            parent.send_signal(signal.SIGKILL)
+    assert wait_for(place / "left") == "one two"  # asked to leave, in time to save
+    until = time.monotonic() + 10
+    while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+def test_a_child_whose_parent_died_before_it_was_watched_does_not_begin(place: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "bridle.grid.child", "1"], cwd=place, check=False, timeout=30)
+    assert done.returncode == 143
+    assert not (place / "pid").exists()

@@ -1,0 +1,148 @@
+"""Probes, k-NN and fine-tuning made after a run, as they stand on its page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridle.report.finetune_tables import finetune_table
+from bridle.report.page import read_run, write_report
+from bridle.report.runs import RunSummary
+from bridle.report.score_tables import Labelled, judged_rows, protocol_words
+
+SCORES = {"accuracy": 0.84, "interval": [0.82, 0.86], "top5": 0.99, "chance": 0.1, "train_items": 50, "test_items": 20}
+KNN = {
+    "protocol": {"probe": {"pool": "mean"}},
+    "baselines": {"raw": {**SCORES, "accuracy": 0.7}, "untrained": {**SCORES, "accuracy": 0.6}},
+    "evaluations": [{"iteration": 1, "probe": {**SCORES, "neighbours": 10}}],
+}
+TUNED = {
+    "protocol": {"finetune": {"epochs": 30.0, "steps": None}},
+    "evaluations": [
+        {"iteration": 0, "start": "scratch", "finetune": {**SCORES, "accuracy": 0.5}},
+        {"iteration": 2, "start": "iter2", "finetune": {**SCORES, "accuracy": 0.95}},
+    ],
+}
+
+
+def labelled(label: str = "RQ", title: str = "digits", **judged: dict[str, Any]) -> Labelled:
+    evaluations = [{"iteration": 1, "probe": SCORES}]
+    run = RunSummary(label, title, label, [], {"evaluations": evaluations}, "", {}, judged=judged)
+    return Labelled(run, label, f"run-{label}")
+
+
+def test_a_run_that_was_not_judged_again_has_no_rows() -> None:
+    assert judged_rows([labelled()]) == []
+
+
+def test_rows_stand_by_protocol_with_the_baselines_first() -> None:
+    rows = judged_rows([labelled(knn=KNN, finetune=TUNED)])
+    assert [(row.protocol, row.model, row.bar.value) for row in rows] == [
+        ("k-NN", "raw features", 0.7),
+        ("k-NN", "untrained encoder", 0.6),
+        ("k-NN", "RQ iteration 1", 0.84),
+        ("fine-tuning, 30 epochs", "from scratch", 0.5),
+        ("fine-tuning, 30 epochs", "RQ iteration 2", 0.95),
+    ]
+    assert [row.leads for row in rows] == [True, False, False, True, False]
+    assert [row.span for row in rows] == [5 + 2, 0, 0, 0, 0]  # five models below two protocols
+    assert rows[2].bar[2:] == (0.82, 0.86)
+    assert rows[2].beside == ["top-5 99.0", "k = 10"]
+
+
+def test_runs_of_one_title_share_their_baselines_and_keep_their_own_scores() -> None:
+    rows = judged_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=KNN)])
+    assert [row.model for row in rows] == ["raw features", "untrained encoder", "RQ iteration 1", "VQ iteration 1"]
+
+
+def test_a_baseline_that_differs_is_not_dropped() -> None:
+    other = {**KNN, "baselines": {"untrained": {**SCORES, "accuracy": 0.65}}}
+    rows = judged_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=other)])
+    assert [row.bar.value for row in rows if row.model == "untrained encoder"] == [0.6, 0.65]
+
+
+def test_a_probe_that_repeats_what_the_run_measured_is_not_shown_twice() -> None:
+    same = {"protocol": {"probe": {"pool": "mean"}}, "evaluations": [{"iteration": 1, "probe": SCORES}]}
+    better = {**same, "evaluations": [{"iteration": 1, "probe": {**SCORES, "accuracy": 0.9}}]}
+    assert judged_rows([labelled(probe=same)]) == []
+    assert [row.bar.value for row in judged_rows([labelled(probe=better)])] == [0.9]
+
+
+def test_folds_and_several_labels_are_told_beside_the_score() -> None:
+    several = {"mean_average_precision": 0.41, "mean_auc": 0.9612, "d_prime": 2.494, "sd": 0.012, "folds": [{}] * 5}
+    tuned = {"evaluations": [{"iteration": 2, "start": "iter2", "finetune": several}]}
+    (row,) = judged_rows([labelled(finetune=tuned)])
+    assert row.bar.value == 0.41
+    assert row.beside == ["sd 1.2 over 5 folds", "mAP", "AUC 0.961", "d′ 2.49"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "protocol", "words"),
+    [
+        ("probe", {"probe": {"pool": "mean"}, "views": 1, "root": None}, "linear probe"),
+        ("probe", {"probe": {"pool": "attentive", "items": 5000}}, "attentive probe, at most 5,000 items"),
+        ("probe", {"probe": {"pool": "axis", "axis": 1}, "views": 3}, "linear probe, axis 1 kept, 3 views"),
+        ("probe", {"probe": {"layer": 5}, "views": 2, "trim": True}, "linear probe, block 5, 2 views, trimmed"),
+        ("knn", {"probe": {"pool": "class"}, "root": "/home/me/secret/birds"}, "k-NN, class token, on birds"),
+        ("probe", {"probe": {"pool": "mean", "head": "adamw"}}, "linear probe, AdamW head"),
+        ("probe", {"probe": {"head": "sgd", "loss": "bce"}}, "linear probe, SGD head, BCE"),
+        ("knn", {"probe": {"head": "adamw", "loss": "ce"}}, "k-NN"),  # which has no head
+        ("finetune", {"finetune": {"epochs": 3, "loss": "ce"}}, "fine-tuning, CE, 3 epochs"),
+        ("finetune", {"finetune": {"epochs": None, "steps": 4000}}, "fine-tuning, 4,000 steps"),
+    ],
+)
+def test_a_protocol_in_words(kind: str, protocol: dict[str, Any], words: str) -> None:
+    assert protocol_words(kind, {"protocol": protocol}) == words
+
+
+def test_few_labels_and_retrieval_are_told_beside_the_score() -> None:
+    scores = {"accuracy": 0.5, "interval": [0.4, 0.6], "retrieval": {"mean_average_precision": 0.25}}
+    some = {"shots": 5, "accuracy": 0.3, "interval": [0.28, 0.32], "short": 2}
+    few = {"few_shot": [{"shots": 1, "accuracy": 0.1}, some, "damaged"]}
+    (row,) = judged_rows([labelled(probe={"evaluations": [{"iteration": 1, "probe": {**scores, **few}}]})])
+    assert row.beside == [
+        "retrieval mAP 25.0",
+        "1 per class: 10.0",
+        "5 per class (2 have fewer): 30.0 ±2.0",
+        "0 per class: –",
+    ]
+
+
+@pytest.mark.parametrize("damaged", [{}, {"evaluations": 3}, {"evaluations": [None, {"probe": "x"}], "baselines": []}])
+def test_files_of_unexpected_content_leave_no_rows(damaged: dict[str, Any]) -> None:
+    assert judged_rows([labelled(probe=damaged, knn=damaged, finetune=damaged)]) == []
+
+
+def test_the_page_shows_what_lies_beside_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    (tmp_path / "finetune.json").write_text(json.dumps({**TUNED, "baselines": {}}))
+    (tmp_path / "knn.json").write_text("{ broken")
+    page = write_report([read_run(tmp_path)], tmp_path / "report.html").read_text()
+    assert "Judged further" in page
+    assert "fine-tuning, 30 epochs" in page
+    assert "knn.json could not be read" in page
+
+
+def test_the_page_without_such_files_has_no_such_section(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    page = write_report([read_run(tmp_path)], tmp_path / "report.html").read_text()
+    assert "Judged further" not in page
+
+
+def test_a_hostile_name_of_data_is_escaped(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    hostile = {**TUNED, "protocol": {"root": "/data/<script>alert(1)<script>"}}
+    (tmp_path / "finetune.json").write_text(json.dumps(hostile))
+    page = write_report([read_run(tmp_path)], tmp_path / "report.html").read_text()
+    assert "<script>" not in page
+    assert "on &lt;script&gt;alert(1)&lt;script&gt;" in page
+
+
+def test_an_encoder_from_elsewhere_has_no_iteration() -> None:
+    rows = judged_rows([labelled("vit", knn={**KNN, "method": "imported"})])
+    assert [row.model for row in rows] == ["raw features", "untrained encoder", "vit"]
+    table = finetune_table({**TUNED, "method": "imported"})
+    assert table is not None and list(table.columns[0].cells)[:2] == ["scratch", "imported"]

@@ -1,0 +1,332 @@
+"""Runs that predict patches, keep their tokenizer or reuse codes: they train, resume bit for bit, and are judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import bridle
+from bridle import api
+from bridle.config import Config, load_config, read_config
+from bridle.data.arrays.memory import TensorSource
+from bridle.data.build import open_data
+from bridle.data.loading.loader import Loader
+from bridle.errors import CheckpointError, Interrupted, UsageError
+from bridle.evaluate.codebooks_command import examine_run
+from bridle.evaluate.finetune import finetune_run
+from bridle.grid.ablation import cells, read_grid
+from bridle.machine import Machine
+from bridle.models.build import build_nets
+from bridle.models.tokenizer import ColdStartTokenizer, VitTokenizer
+from bridle.runs.metrics import read_rows
+from bridle.train.algorithm1 import schedule
+from bridle.train.phases import teach
+from bridle.train.stored_codes import CodeTable
+
+Small = Callable[..., Config]
+
+
+class StopAt:
+    """Asks the run to stop once it has logged a step."""
+
+    def __init__(self, iteration: int, phase: str, step: int) -> None:
+        self.place, self.fired = (iteration, phase, step), False
+
+    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
+
+    def on_metrics(self, row: Mapping[str, Any]) -> None:
+        if (row["iteration"], row["phase"], row["step"]) == self.place:
+            self.fired = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
+
+    def on_end(self) -> None: ...
+
+
+def interrupted_run(config: Config, folder: Path, place: tuple[int, str, int]) -> None:
+    stop = StopAt(*place)
+    with pytest.raises(Interrupted):
+        api.pretrain(config, out=folder, callbacks=[stop])
+    assert stop.fired
+    api.pretrain(config, out=folder)
+
+
+def last_state(folder: Path) -> dict[str, torch.Tensor]:
+    end = sorted((folder / "checkpoints").glob("*-end"))[-1]
+    return load_file(end / "model.safetensors")
+
+
+def assert_same(a: Path, b: Path) -> None:
+    left, right = last_state(a), last_state(b)
+    assert sorted(left) == sorted(right)
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+    losses = [[row["loss"] for row in read_rows(folder / "metrics.jsonl")] for folder in (a, b)]
+    assert losses[0] == losses[1]
+
+
+@pytest.fixture(scope="module")
+def patches_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from conftest import SMALL
+
+    folder = tmp_path_factory.mktemp("patches") / "run"
+    overrides = [*SMALL, "loss.target=patches", "schedule.iterations=1", "max_steps=3"]
+    api.pretrain("digits-tiny", out=folder, overrides=overrides)
+    return folder
+
+
+def test_a_run_that_predicts_patches_trains_and_is_probed(patches_run: Path) -> None:
+    results = api.Results(patches_run / "results.json", {}).value
+    assert results["method"] == "patches"
+    (entry,) = results["evaluations"]
+    assert entry["probe"]["accuracy"] > 0.1
+    assert entry["codebooks"] == []
+    assert not any(name.startswith("tokenizer") for name in last_state(patches_run))
+    assert all("code_usage" not in row for row in read_rows(patches_run / "metrics.jsonl"))
+
+
+def test_its_features_can_be_used_and_its_codes_are_refused_in_words(patches_run: Path) -> None:
+    model = bridle.load(patches_run)
+    assert model.encode(torch.zeros(2, 1, 16, 16)).shape == (2, 16, 16)
+    with pytest.raises(UsageError, match="no tokenizer"):
+        model.tokenize(torch.zeros(2, 1, 16, 16))
+    with pytest.raises(UsageError, match="no tokenizer"):
+        examine_run(patches_run)
+
+
+def test_predicting_patches_resumes_bit_for_bit(small: Small, tmp_path: Path) -> None:
+    config = small("loss.target=patches", "schedule.iterations=2", "probe.enabled=false", steps=3)
+    assert [turn.name for turn in schedule(config)] == ["encoder", "encoder"]
+    api.pretrain(config, out=tmp_path / "whole")
+    interrupted_run(config, tmp_path / "parts", (2, "encoder", 1))
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_first_tokenizer_can_stay_for_all_iterations(small: Small, tmp_path: Path) -> None:
+    config = small("schedule.tokenizer=keep", "probe.enabled=false", steps=2)
+    assert [turn.name for turn in schedule(config)] == ["encoder", "encoder"]
+    api.pretrain(config, out=tmp_path)
+    first, second = (load_file(path / "model.safetensors") for path in sorted((tmp_path / "checkpoints").glob("*-end")))
+    tokenizer = [name for name in first if name.startswith("tokenizer")]
+    assert "tokenizer.projection" in tokenizer
+    assert all(torch.equal(first[name], second[name]) for name in tokenizer)
+    assert not torch.equal(first["encoder.norm.weight"], second["encoder.norm.weight"])
+
+
+def test_reused_codes_resume_bit_for_bit_in_the_middle_of_a_turn(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = dict.fromkeys((ColdStartTokenizer, VitTokenizer), 0)
+    for kind in calls:
+        encode = kind.encode
+
+        def counted(self: Any, x: Any, *, valid: Any = None, kind: Any = kind, encode: Any = encode) -> Any:
+            calls[kind] += 1
+            return encode(self, x, valid=valid)
+
+        monkeypatch.setattr(kind, "encode", counted)
+    config = small("encoder_phase.masks=3", "encoder.drop_path=0.1", "probe.enabled=false", steps=5)
+    api.pretrain(config, out=tmp_path / "whole")
+    starts = 1  # the codebooks' start is one batch of 64 samples
+    assert calls[ColdStartTokenizer] == starts + 2  # steps 0-2 and 3-4
+    assert calls[VitTokenizer] == starts + 5 + 2  # its own phase takes every step
+    interrupted_run(config, tmp_path / "parts", (2, "encoder", 4))  # step 3 is done, step 4 shares its batch
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+STORED = ("encoder_phase.codes=stored", "augment.enabled=false", "probe.enabled=false")
+
+
+def test_stored_codes_are_those_of_the_live_tokenizer_and_resume_bit_for_bit(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    encode = VitTokenizer.encode
+
+    def counted(self: Any, x: Any, *, valid: Any = None) -> Any:
+        nonlocal calls
+        calls += 1
+        return encode(self, x, valid=valid)
+
+    config = small(*STORED, steps=5)
+    live = config.model_copy(update={"encoder_phase": config.encoder_phase.model_copy(update={"codes": "live"})})
+    api.pretrain(live, out=tmp_path / "live")
+    monkeypatch.setattr(VitTokenizer, "encode", counted)
+    api.pretrain(config, out=tmp_path / "whole")
+    samples = len(open_data(config).train)
+    assert calls == 1 + 5 + -(-samples // 64)  # start, its own phase, then once for every 64 samples and no more
+    assert_same(tmp_path / "live", tmp_path / "whole")
+    interrupted_run(config, tmp_path / "parts", (2, "encoder", 4))
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    assert not (tmp_path / "whole" / "codes").exists()  # the phase is over
+
+
+def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp_path: Path) -> None:
+    made: list[int] = []
+    told: list[str] = []
+    codes = torch.randint(0, 9, (4, 2, 3), generator=torch.Generator().manual_seed(0))
+
+    def tokenized() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        made.append(1)
+        yield torch.tensor([2, 0]), codes[[2, 0]]
+        yield torch.tensor([3]), codes[[3]]  # sample 1 could not be read
+
+    def opened(weight: float, data: str | None = None) -> CodeTable:
+        table = CodeTable(tmp_path / "codes" / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
+        table.open(tokenized, tokenizer={"w": torch.tensor([weight])}, beside={"data": data}, tell=told.append)
+        return table
+
+    found = opened(1.0).of(torch.tensor([3, 0, 2]))
+    assert found is not None
+    assert torch.equal(found, codes[[3, 0, 2]])
+    assert opened(1.0).of(torch.tensor([0, 1])) is None
+    assert (len(made), told) == (1, [])
+    opened(2.0)
+    assert len(made) == 2
+    file = tmp_path / "codes" / "t.npy"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    found = opened(2.0).of(torch.tensor([3]))
+    assert found is not None
+    assert torch.equal(found, codes[[3]])
+    assert len(made) == 3
+    opened(2.0, "other files")
+    opened(2.0, "other files")
+    assert len(made) == 4
+    assert len(told) == 3
+    assert all("computed again" in line for line in told)
+
+
+def test_stored_codes_are_computed_in_the_precision_of_a_step(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced: list[bool] = []
+    encode = VitTokenizer.encode
+
+    def watched(self: Any, x: Any, *, valid: Any = None) -> Any:
+        reduced.append(torch.is_autocast_enabled("cpu"))
+        return encode(self, x, valid=valid)
+
+    monkeypatch.setattr(VitTokenizer, "encode", watched)
+    # bf16, which real runs use, would need a safe CPU
+    monkeypatch.setattr(Machine, "autocast", lambda self: torch.autocast("cpu", dtype=torch.float16))
+    api.pretrain(small(*STORED, steps=2), out=tmp_path / "run")
+    assert len(reduced) > 4
+    assert reduced.count(False) == 1  # the start of the codebooks
+
+
+def test_codes_of_other_files_are_not_taken_for_those_of_the_data(small: Small, tmp_path: Path) -> None:
+    for folder, value in (("one", 1.0), ("other", 2.0)):
+        (tmp_path / folder).mkdir()
+        for n in range(12):
+            wave = torch.randn(1, 1024, generator=torch.Generator().manual_seed(n)) * value
+            np.save(tmp_path / folder / f"{n}.npy", wave.numpy())
+    told = [small(*STORED, f"data.root={tmp_path / folder}", recipe="signal", steps=4) for folder in ("one", "other")]
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        api.pretrain(told[0], out=run, callbacks=[StopAt(1, "encoder", 2)])
+    facts = json.loads((run / "codes" / "iter1-encoder.json").read_text())
+    with pytest.raises(Interrupted):
+        api.pretrain(told[1], out=run, callbacks=[StopAt(1, "encoder", 3)])
+    again = json.loads((run / "codes" / "iter1-encoder.json").read_text())
+    assert (facts["tokenizer"], facts["shape"]) == (again["tokenizer"], again["shape"])
+    assert facts["data"] != again["data"]
+
+
+def test_space_is_asked_for_after_what_an_earlier_try_left_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def usage(path: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=1_000 - sum(file.stat().st_size for file in tmp_path.iterdir()))
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    for left in (".tmp-t.npy", "t.npy"):
+        (tmp_path / left).write_bytes(bytes(480))
+    table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
+    table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)
+    assert table.of(torch.tensor([0])) is None
+
+
+def test_a_full_disk_is_told_before_the_codes_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+    table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
+    with pytest.raises(CheckpointError, match=r"stored codes .*: needed 48 bytes, free 10 bytes"):
+        table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)
+    assert not list(tmp_path.glob("*.npy"))
+
+
+def test_heads_that_see_codes_train_and_resume(small: Small, tmp_path: Path) -> None:
+    config = small("decoder.heads_see=codes", "probe.enabled=false", steps=3)
+    api.pretrain(config, out=tmp_path / "whole")
+    told = [value for name, value in last_state(tmp_path / "whole").items() if name.startswith("heads.told")]
+    assert len(told) == config.quantizer.codebooks - 1
+    assert all(value.any() for value in told)  # zero at first, they have learned
+    interrupted_run(config, tmp_path / "parts", (2, "encoder", 2))
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_an_earlier_block_can_teach(small: Small, tmp_path: Path) -> None:
+    config = small("loss.teacher_block=1", "probe.enabled=false", steps=2)
+    assert config.encoder.depth > 1
+    nets, random = build_nets(config), torch.Generator().manual_seed(0)
+    x = torch.randn(2, *config.geometry.build().shape, generator=random)
+    run = SimpleNamespace(config=config, nets=nets)
+    (first,) = nets.encoder.layers(x, wanted=[1])
+    centred = first.z - first.z.mean(-1, keepdim=True)
+    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(teach(run, x, None), expected)  # type: ignore[arg-type]
+    last = SimpleNamespace(config=small(), nets=nets)
+    assert torch.equal(teach(last, x, None), nets.encoder(x).z)  # type: ignore[arg-type]
+    api.pretrain(config, out=tmp_path / "first")
+    api.pretrain(small("probe.enabled=false", steps=2), out=tmp_path / "last")
+    first_run, last_run = (last_state(tmp_path / name) for name in ("first", "last"))
+    assert not torch.equal(first_run["estimator.teacher_mean"], last_run["estimator.teacher_mean"])
+
+
+def test_a_repeated_batch_is_made_once_and_comes_back_after_a_restart() -> None:
+    source = TensorSource(x=torch.arange(8.0).reshape(8, 1, 1))
+    loader = Loader(source=source, seed=0, phase="p", batch=2, mean=[0.0], std=[1.0], repeats=3)
+    plain = Loader(source=source, seed=0, phase="p", batch=2, mean=[0.0], std=[1.0])
+    whole = [batches[0].index.tolist() for batches in loader.steps(0, 7)]
+    single = [batches[0].index.tolist() for batches in plain.steps(0, 3)]
+    assert whole == [single[0]] * 3 + [single[1]] * 3 + [single[2]]
+    assert [batches[0].index.tolist() for batches in loader.steps(4, 7)] == whole[4:]
+    first, second, *_ = loader.steps(0, 3)
+    assert first is second
+
+
+def test_the_commands_of_the_guide_are_understood() -> None:
+    """What they do is run by the tests above; here their words are checked."""
+    page = (Path(__file__).parents[2] / "docs" / "targets.md").read_text(encoding="utf-8")
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
+    trained = [line.split() for line in lines if line.startswith("bridle pretrain")]
+    assert len(trained) == 6
+    for _, _, recipe, *changes in trained:
+        load_config(recipe, [change for change in changes if "=" in change])
+    (table,) = (line.split() for line in lines if line.startswith("bridle ablate"))
+    grid = read_grid(table[table.index("--table") + 1])
+    found = list(cells(table[2], table[3:4], grid, seeds=[0, 1, 2], out=Path("out")))
+    assert len({cell.folder for cell in found}) == len(grid.rows) * 3
+    iterations = {cell.row: load_config(table[2], cell.pretrain).schedule.iterations for cell in found}
+    assert iterations["RQ 4 x 256, first tokenizer kept"] == iterations["RQ 4 x 256, iteration 2"] == 2
+    assert set(iterations.values()) == {1, 2}
+    assert iterations["patches"] == 1
+
+
+def test_a_run_with_stored_codes_is_fine_tuned_on_augmented_samples(small: Small, tmp_path: Path) -> None:
+    api.pretrain(small(*STORED, "schedule.iterations=1", steps=2), out=tmp_path / "run")
+    finetune_run(tmp_path / "run", ["finetune.steps=1", "finetune.items=40", "finetune.augment.enabled=true"])
+    (written,) = (tmp_path / "run" / "finetune").rglob("config.yaml")
+    assert read_config(written).augment.enabled  # and it can be read
