@@ -33,7 +33,8 @@ from bridle.runs.checkpoint import (
 )
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.train.engine import Phase, Progress, fit
-from bridle.train.phases import encoder_phase, joint_phase, tokenizer_phase
+from bridle.train.joint import joint_phase
+from bridle.train.phases import encoder_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
 from bridle.train.stored_codes import forget_codes
 

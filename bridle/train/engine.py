@@ -63,6 +63,7 @@ class Phase:
     step: Callable[[Batch, Draws], StepResult]
     start: Callable[[], None] = field(default=lambda: None)  # once, before step 0: codebook start
     prepare: Callable[[], None] = field(default=lambda: None)  # in every process that runs the phase: what is not saved
+    before_step: Callable[[int, Sequence[Batch]], None] = field(default=lambda step, batches: None)
     after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
     after_step: Callable[[], None] = field(default=lambda: None)  # whenever the weights have moved
     # With the steps done, the step's batches and when each code was last used.
@@ -293,6 +294,7 @@ def take_step(
         final=settings.final_learning_rate,
     )
     set_rate(optimizer, rate)
+    phase.before_step(progress.step, micro_batches)
     gathered = accumulate(run, phase, replicas, draws, micro_batches)
     if failpoints.hit("step.gradient"):
         next(p.grad for p in parameters.values() if p.grad is not None).fill_(float("inf"))

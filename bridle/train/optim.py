@@ -65,10 +65,13 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def learning_rate(step: int, *, steps: int, warmup: int, peak: float, final: float) -> float:
-    """Linear warm-up over the first `warmup` steps, then half a cosine down to `final` at the last step."""
+    """Linear warm-up over the first `warmup` steps, then half a cosine towards `final`, reached after the last step.
+
+    With `final` 0 the last step would otherwise compute a gradient and throw it away.
+    """
     if step < warmup:
         return peak * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - 1 - warmup)
+    progress = (step - warmup) / max(1, steps - warmup)
     return final + (peak - final) * 0.5 * (1 + cos(pi * min(1.0, progress)))
 
 

@@ -1,10 +1,10 @@
-"""The phases of Algorithm 1 as steps: encoder, tokenizer, and both at once. Each reads like the paper's pseudo-code."""
+"""The phases of Algorithm 1 as steps: encoder and tokenizer in turns. Each reads like the paper's pseudo-code."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ CODES_ANEW = "training is saved; the codes of the data set are computed anew."
 def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     """Train E and D to predict the frozen tokenizer's codes at masked positions (Algorithm 1, lines 16-20)."""
     nets, settings = run.nets, run.config.encoder_phase
-    phase = _phase(run, settings, index=index, iteration=iteration, name="encoder")
+    phase = make_phase(run, settings, index=index, iteration=iteration, name="encoder")
     trained = {"encoder": nets.encoder, "decoder": nets.decoder, "heads": nets.heads}
     phase = replace(phase, trained=trained, repeats=settings.masks)
     if run.config.loss.target == "patches":
@@ -69,7 +69,7 @@ def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     """Teach tokenizer and estimator to explain the frozen encoder (Algorithm 1, lines 4-12)."""
     nets = run.nets
     assert nets.estimator is not None  # built together with the tokenizer
-    phase = _phase(run, run.config.tokenizer_phase, index=index, iteration=iteration, name="tokenizer")
+    phase = make_phase(run, run.config.tokenizer_phase, index=index, iteration=iteration, name="tokenizer")
 
     def start() -> None:
         start_codebooks(run, phase.key, run.config.tokenizer_phase)
@@ -84,34 +84,6 @@ def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
     update = nets.tokenizer.quantizer.ema_update
     return replace(phase, trained=trained, step=step, start=start, after_update=update, after_codes=after_codes)
-
-
-def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
-    """L_encoder + α·L_tokenizer, the second every n steps (paper §5)."""
-    nets, schedule = run.nets, run.config.schedule
-    assert nets.estimator is not None  # built together with the tokenizer
-    phase = _phase(run, run.config.encoder_phase, index=index, iteration=iteration, name="joint")
-
-    def start() -> None:
-        start_codebooks(run, phase.key, run.config.encoder_phase)
-        centre_teacher(run, phase.key, run.config.encoder_phase)
-
-    def step(batch: Batch, draws: Draws) -> StepResult:
-        guess = predict_codes(run, batch, draws, targets(nets, batch.x, batch.valid))
-        if (draws.step + 1) % schedule.joint_every:
-            return guess
-        explained = explain_encoder(run, batch, draws)
-        loss = guess.loss + schedule.joint_weight * explained.loss
-        return StepResult(loss, guess.codes, guess.values | explained.values, explained.statistics)
-
-    return replace(
-        phase,
-        trained=nets.modules(),
-        step=step,
-        start=start,
-        after_update=nets.tokenizer.quantizer.ema_update,
-        some_steps_only=schedule.joint_every > 1,
-    )
 
 
 def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets) -> StepResult:
@@ -193,14 +165,15 @@ def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTabl
     table.open(tokenized, tokenizer=run.nets.tokenizer.state_dict(), beside=beside, tell=run.progress.note)
 
 
-def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
-    """One tokenizer step on a micro-batch: quantize, estimate the teacher's features, compare."""
+def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws, *, z: Tensor | None = None) -> StepResult:
+    """One tokenizer step on a micro-batch: quantize, estimate the teacher's features `z` (B, T, D), compare."""
     nets, x, weights = run.nets, batch.x, run.config.loss
     assert isinstance(nets.tokenizer, VitTokenizer)
     assert nets.estimator is not None
     z_tilde = nets.tokenizer.encode(x, valid=batch.valid)  # (B, T, Dq)
     found = nets.tokenizer.quantizer(z_tilde, valid=batch.valid)  # q (B, T, Dq), codes (B, T, M)
-    z = teach(run, x, batch.valid)  # (B, T, D), no gradient
+    if z is None:
+        z = teach(run, x, batch.valid)  # (B, T, D), no gradient
     z_hat = nets.estimator(found.straight_through, valid=batch.valid)  # (B, T, D)
     cosine = cosine_loss(z_hat, nets.estimator.target(z), valid=batch.valid, kind=weights.cosine)
     pull = codebook_loss(found, commitment_weight=weights.commitment_weight, commitment=weights.commitment)
@@ -303,20 +276,41 @@ def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     if run.config.loss.centre_teacher == "none":
         return
     assert run.nets.estimator is not None
-    total = torch.zeros_like(run.nets.estimator.teacher_mean, dtype=torch.float64)  # (T, D)
-    count = torch.zeros_like(total[:, :1])
+    seen = TeacherSums.none(run.nets.estimator.teacher_mean)
     for batch in first_batches(run, key, settings):
-        z = teach(run, batch.x, batch.valid).double()  # (B, T, D)
-        weight = torch.ones_like(z[..., :1]) if batch.valid is None else batch.valid[..., None].double()
-        total += (z * weight).sum(0)
-        count += weight.sum(0)
-    total, count = distributed.sum_over_ranks(total), distributed.sum_over_ranks(count)
-    overall = total.sum(0) / count.sum(0).clamp_min(1.0)  # (D,)
-    if run.config.loss.centre_teacher == "mean":
-        run.nets.estimator.centre_on(overall.float())
-        return
-    # Where only padding was seen, the overall mean is the best guess.
-    run.nets.estimator.centre_on(torch.where(count > 0, total / count.clamp_min(1.0), overall).float())
+        seen = seen + TeacherSums.of(teach(run, batch.x, batch.valid), batch.valid)
+    run.nets.estimator.centre_on(seen.over_ranks().centre(run.config.loss.centre_teacher))
+
+
+@dataclass(frozen=True)
+class TeacherSums:
+    """Sums of a teacher's features at each position, in float64."""
+
+    total: Tensor  # (T, D)
+    tokens: Tensor  # (T, 1) real ones
+
+    @classmethod
+    def none(cls, like: Tensor) -> TeacherSums:
+        total = torch.zeros_like(like, dtype=torch.float64)
+        return cls(total, torch.zeros_like(total[:, :1]))
+
+    @classmethod
+    def of(cls, z: Tensor, valid: Tensor | None) -> TeacherSums:
+        """Of features (B, T, D), without padding."""
+        weight = torch.ones_like(z[..., :1]) if valid is None else valid[..., None]
+        return cls((z.double() * weight).sum(0), weight.double().sum(0))
+
+    def __add__(self, other: TeacherSums) -> TeacherSums:
+        return TeacherSums(self.total + other.total, self.tokens + other.tokens)
+
+    def over_ranks(self) -> TeacherSums:
+        return TeacherSums(distributed.sum_over_ranks(self.total), distributed.sum_over_ranks(self.tokens))
+
+    def centre(self, kind: str) -> Tensor:
+        """(T, D): the mean of each position, or with `mean` of all tokens, which also stands where none was real."""
+        overall = self.total.sum(0) / self.tokens.sum(0).clamp_min(1.0)  # (D,)
+        own = torch.where(self.tokens > 0, self.total / self.tokens.clamp_min(1.0), overall)
+        return (own if kind == "position" else overall.expand_as(own)).float()
 
 
 def start_tokens(run: Run[Nets], settings: PhaseConfig) -> int:
@@ -347,7 +341,8 @@ def first_batches(
             yield move(batch, run.machine.device)
 
 
-def _phase(run: Run[Nets], settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:
+def make_phase(run: Run[Nets], settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:
+    """A phase as its settings say, still without a step."""
     samples, cap = len(run.source), run.config.max_steps
     steps = settings.step_count(samples)
     steps = steps if cap is None else min(steps, cap)

@@ -84,6 +84,27 @@ def test_the_joint_phase_updates_codebooks_every_n_steps(small: Small, tmp_path:
     assert len(updates) == 2  # after the third and the sixth step
 
 
+def test_joint_training_keeps_its_codes_in_use_and_its_target_centred(small: Small, tmp_path: Path) -> None:
+    overrides = ("schedule.mode=joint", "encoder_phase.batch=32", "encoder_phase.learning_rate=3e-3")
+    run = a_run(small(*overrides, "geometry.patch=[4, 4]", steps=150), tmp_path, trained_tokenizer=True)
+    phase = build_phase(run, 0, Turn(1, "joint"))
+    fit(run, phase, None)
+    (last,) = next(iter(run.loader(phase=phase.key, batch=32, micro_batch=None).steps(149, 150)))
+    assert run.nets.estimator is not None
+    target = run.nets.estimator.target(phases.teach(run, last.x, last.valid))  # (B, T, D)
+    constant = target.mean(0)
+    assert constant.square().sum() * len(target) / target.square().sum() < 0.05
+    usage = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])["code_usage"]
+    assert min(usage) > 0.9
+
+
+def test_joint_training_teaches_its_tokenizer_at_the_tokenizers_learning_rate(small: Small, tmp_path: Path) -> None:
+    run = a_run(small("schedule.mode=joint"), tmp_path, trained_tokenizer=True)  # 1e-3 and 5e-4
+    scale = build_phase(run, 0, Turn(1, "joint")).rate_scale
+    names = ("encoder.norm.weight", "heads.0.weight", "tokenizer.projection.weight", "estimator.head.weight")
+    assert [scale(name) for name in names] == [1.0, 1.0, 0.5, 0.5]
+
+
 def test_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path: Path) -> None:
     states = []
     for micro in ("null", "2"):
@@ -91,6 +112,17 @@ def test_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path
         run = a_run(small(*overrides, "encoder.drop_path=0.2"), tmp_path / micro, trained_tokenizer=True)
         train(run, Turn(2, "tokenizer"))
         train(run, Turn(2, "encoder"), index=1)
+        states.append(run.nets.state())
+    for name, whole in states[0].items():
+        torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_micro_batches_give_the_joint_update_of_the_whole_batch(small: Small, tmp_path: Path) -> None:
+    states = []
+    for micro in ("null", "2"):
+        overrides = ("schedule.mode=joint", "schedule.joint_every=2", f"encoder_phase.micro_batch={micro}")
+        run = a_run(small(*overrides), tmp_path / micro, trained_tokenizer=True)
+        train(run, Turn(1, "joint"))
         states.append(run.nets.state())
     for name, whole in states[0].items():
         torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
@@ -228,10 +260,14 @@ def test_a_checkpoint_of_a_phase_that_the_run_has_not_is_refused(
 
 
 def test_learning_rate_rises_and_falls_as_worked_by_hand() -> None:
-    rates = [learning_rate(s, steps=11, warmup=2, peak=1.0, final=0.1) for s in range(11)]
+    rates = [learning_rate(s, steps=10, warmup=2, peak=1.0, final=0.1) for s in range(11)]
     assert rates[:3] == [0.5, 1.0, 1.0]
     assert rates[6] == pytest.approx(0.55)  # half way: the mean of peak and final
-    assert rates[10] == pytest.approx(0.1)
+    assert rates[10] == pytest.approx(0.1)  # after the last step, which is number 9
+
+
+def test_the_last_step_still_learns() -> None:
+    assert learning_rate(9, steps=10, warmup=0, peak=1.0, final=0.0) == pytest.approx(0.0245, abs=1e-4)
 
 
 def test_norms_biases_tokens_and_codes_do_not_decay(small: Small) -> None:
