@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bridle.config import Config
-from bridle.data.loader import Batch
+from bridle.data.loading.loader import Batch
 from bridle.models.build import Nets
 from bridle.quantize.usage import CodeAge
 from bridle.train.engine import Draws, Phase, StepResult, move
