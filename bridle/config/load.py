@@ -1,7 +1,7 @@
 """From a recipe name or file and `k=v` overrides to a checked Config, and back to YAML.
 
 Layers, lowest first: size preset, recipes along `extends`, the file itself, overrides. `quantizer=vq|rq|beats` is
-shorthand for the keys of that preset.
+shorthand for the keys of that preset, `paper=literal` for the switches that make a recipe what the paper's text says.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bridle.config.schema import Config
+from bridle.config.schema import Config, QuantizerConfig
 from bridle.config.strict_yaml import Entry, Path, Table, merge, nest, read_document, read_value
 from bridle.errors import ConfigError, UsageError, quoted
 
@@ -25,10 +25,22 @@ SIZES: Mapping[str, Mapping[str, int]] = {
     "base": {"encoder": 768, "depth": 12, "heads": 12, "decoder": 512, "blocks": 16, "decoder_heads": 16},
     "large": {"encoder": 1024, "depth": 24, "heads": 16, "decoder": 512, "blocks": 16, "decoder_heads": 16},
 }
-QUANTIZERS: Mapping[str, Mapping[str, Any]] = {
-    "vq": {"codebooks": 1, "codes": 1024},
-    "rq": {"codebooks": 4, "codes": 256},
+PRESET_DEFAULTS: Mapping[str, Any] = {
+    key: QuantizerConfig.model_fields[key].default for key in ("start", "reset_below", "reset_every")
+}
+QUANTIZERS: Mapping[str, Mapping[str, Any]] = {  # each sets the same keys, so that a later one leaves nothing behind
+    "vq": {"codebooks": 1, "codes": 1024, **PRESET_DEFAULTS},
+    "rq": {"codebooks": 4, "codes": 256, **PRESET_DEFAULTS},
     "beats": {"codebooks": 1, "codes": 1024, "start": "uniform", "reset_below": 0, "reset_every": 0},
+}
+# paper=literal: the switches in which bridle's defaults differ from the paper's text (docs/deviations.md).
+LITERAL: Mapping[Path, Any] = {
+    ("quantizer", "residual"): "perstage",  # §5: normalised "at the beginning of every codebook layer"
+    ("quantizer", "reset_every"): 0,  # §3.3: "applied only in the first batch"
+    ("loss", "commitment"): "sum",  # Eq. cb:loss: between z̃ and the summed q
+    ("loss", "cosine"): "ratio",  # Eq. cos:loss: one ratio of sums
+    ("loss", "centre_teacher"): "none",  # Eq. cos:loss: z as it is
+    ("tokenizer", "position"): True,  # the text is silent; the released code adds positions before the projection
 }
 
 
@@ -159,7 +171,10 @@ def _with_parents(name: str, text: str, chain: tuple[str, ...]) -> Table:
 
 
 def _override_table(overrides: Sequence[str]) -> Table:
+    """The overrides as one table; later ones win, but `paper=literal` gives way to single keys wherever it stands."""
     table: Table = {}
+    single: set[Path] = set()  # keys given one by one
+    literal: Table = {}
     for text in overrides:
         key, equals, value = text.partition("=")
         where = f"override {quoted(text)}"
@@ -168,22 +183,37 @@ def _override_table(overrides: Sequence[str]) -> Table:
         path = tuple(key.strip().split("."))
         # A path is a path: `2024`, `a #b` and `a: b` are folders that YAML would read as something else.
         found = value if path == ("data", "root") and value != "null" else read_value(value, where)
-        table = merge(table, _expand_presets({path: Entry(found, where)}))
-    return table
+        given = _expand_presets({path: Entry(found, where)})
+        if path == ("paper",):
+            literal = given
+            continue
+        table = merge(table, given)
+        single = (single - given.keys()) | ({path} & given.keys())
+    if not literal:
+        return table
+    start = table.get(("quantizer", "start"))
+    if start is not None and start.value == "uniform":  # §3.3: uniform on [-1, 1]
+        table = merge(table, {("quantizer", "start"): Entry("uniform-raw", start.where)})
+    return merge(table, {path: entry for path, entry in literal.items() if path not in single})
 
 
 def _expand_presets(table: Table) -> Table:
-    entry = table.get(("quantizer",))
-    if entry is None:
-        return table
-    if not isinstance(entry.value, str) or entry.value not in QUANTIZERS:
-        raise ConfigError(
-            f"{entry.where}: 'quantizer' is a mapping or one of the presets {', '.join(QUANTIZERS)}; "
-            f"got {quoted(entry.value)}."
-        )
-    preset = {("quantizer", key): Entry(value, entry.where) for key, value in QUANTIZERS[entry.value].items()}
-    rest = {path: other for path, other in table.items() if path != ("quantizer",)}
-    return preset | rest
+    """Shorthands written out, below the keys that stand beside them."""
+    presets: Table = {}
+    paper, quantizer = table.get(("paper",)), table.get(("quantizer",))
+    if quantizer is not None:
+        if not isinstance(quantizer.value, str) or quantizer.value not in QUANTIZERS:
+            raise ConfigError(
+                f"{quantizer.where}: 'quantizer' is a mapping or one of the presets {', '.join(QUANTIZERS)}; "
+                f"got {quoted(quantizer.value)}."
+            )
+        chosen = QUANTIZERS[quantizer.value]
+        presets |= {("quantizer", key): Entry(value, quantizer.where) for key, value in chosen.items()}
+    if paper is not None:
+        if paper.value != "literal":
+            raise ConfigError(f"{paper.where}: 'paper' has one value, literal; got {quoted(paper.value)}.")
+        presets |= {path: Entry(value, paper.where) for path, value in LITERAL.items()}
+    return presets | {path: entry for path, entry in table.items() if path not in (("quantizer",), ("paper",))}
 
 
 def _tupled(entry: Entry) -> Entry:

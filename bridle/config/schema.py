@@ -93,6 +93,7 @@ class TokenizerConfig(Section):
     """Cold start of iteration 1 and options of the trained tokenizer."""
 
     standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
+    position: bool = False  # add sin-cos positions to the patches before the projection, as the released code does
 
 
 class QuantizerConfig(Section):

@@ -149,6 +149,7 @@ def build_cold_start(config: Config) -> ColdStartTokenizer:
         geometry=config.geometry.build(),
         quantizer=build_quantizer(config),
         standardise=config.tokenizer.standardise,
+        position=config.tokenizer.position,
     )
     if not tokenizer.projection.is_meta:
         tokenizer.draw_projection(generator(config.seed, 1, "cold-start"))

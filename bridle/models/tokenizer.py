@@ -14,27 +14,37 @@ from torch import Tensor, nn
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.nn.patch import patchify
+from bridle.nn.position import sincos_position
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.nearest import full_precision
 
 
 class ColdStartTokenizer(nn.Module):
-    """Patch content through a fixed random linear map (paper §4.1): no bias, no position, no training.
+    """Patch content through a fixed random linear map (paper §4.1): no bias, no training, no position unless asked for.
 
     Buffers:
         projection (F, Dq): random map, drawn once with unit-variance output for standardised patches.
+        place (T, F): sin-cos positions added to the patches, or absent; derived, not saved.
     """
 
     projection: Tensor
+    place: Tensor | None
 
     def __init__(
-        self, *, geometry: Geometry, quantizer: ResidualQuantizer, standardise: Literal["dataset", "patch"] = "dataset"
+        self,
+        *,
+        geometry: Geometry,
+        quantizer: ResidualQuantizer,
+        standardise: Literal["dataset", "patch"] = "dataset",
+        position: bool = False,
     ) -> None:
         super().__init__()
         self.geometry = geometry
         self.standardise = standardise
         self.quantizer = quantizer
         self.register_buffer("projection", torch.zeros(geometry.patch_features, quantizer.width))
+        place = sincos_position(geometry.grid, geometry.patch_features) if position else None
+        self.register_buffer("place", place, persistent=False)
 
     def draw_projection(self, generator: torch.Generator) -> None:
         """Draw the random map; called once by the builder."""
@@ -47,6 +57,8 @@ class ColdStartTokenizer(nn.Module):
         if self.standardise == "patch":
             patches = patches - patches.mean(-1, keepdim=True)
             patches = patches / patches.std(-1, keepdim=True, correction=0).clamp_min(1e-6)
+        if self.place is not None:
+            patches = patches + self.place
         # Targets must not depend on autocast: the same input always gets the same codes.
         with full_precision(x.device):
             return patches @ self.projection

@@ -154,14 +154,13 @@ def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTabl
     def tokenized() -> Iterator[tuple[Tensor, Tensor]]:
         run.progress.note(f"{key}: tokenizing all {len(run.source):,} samples once (encoder_phase.codes=stored)")
         for batch in first_batches(run, key, settings, samples=len(run.source), saved=CODES_ANEW):
-            with run.machine.autocast():  # as a live step computes them
-                codes = targets(run.nets, batch.x, batch.valid).codes.cpu()
+            codes = targets(run.nets, batch.x, batch.valid).codes.cpu()
             drawn = torch.from_numpy(order.at(range(batch.rows.start, batch.rows.stop)))
             sound = batch.index == drawn  # what stands in for a bad sample has a row, and a turn, of its own
             yield drawn[sound], codes[sound]
 
     # Nobody's Dataset has a name, and two of one length are taken for the same.
-    beside = {"data": distributed.done_once(lambda: data_digest(run.source)), "precision": run.machine.precision}
+    beside = {"data": distributed.done_once(lambda: data_digest(run.source))}
     table.open(tokenized, tokenizer=run.nets.tokenizer.state_dict(), beside=beside, tell=run.progress.note)
 
 
@@ -190,11 +189,17 @@ def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws, *, z: Tensor | N
 
 @torch.no_grad()
 def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> CodeTargets:
-    """The tokenizer's codes (B, T, M); it sees every patch, masked or not."""
-    z_tilde = nets.tokenizer.encode(x, valid=valid)  # (B, T, Dq)
-    if nets.tokenizer.quantizer.soft == 1:
-        return CodeTargets(nets.tokenizer.quantizer.assign(z_tilde))  # without what only its training needs
-    found: Quantized = nets.tokenizer.quantizer(z_tilde, valid=valid)
+    """The tokenizer's codes (B, T, M); it sees every patch, masked or not.
+
+    Without autocast: a bf16 encoder moves latents across the borders of codes, and what is learned here should be what
+    `bridle tokenize` writes.
+    """
+    quantizer = nets.tokenizer.quantizer
+    with torch.autocast(x.device.type, enabled=False):
+        z_tilde = nets.tokenizer.encode(x, valid=valid)  # (B, T, Dq)
+        if quantizer.soft == 1:
+            return CodeTargets(quantizer.assign(z_tilde))  # without what only its training needs
+        found: Quantized = quantizer(z_tilde, valid=valid)
     return CodeTargets(found.codes, found.soft_codes, found.soft_weights)
 
 

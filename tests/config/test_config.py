@@ -127,6 +127,47 @@ def test_a_preset_and_a_single_key_go_together_in_any_order() -> None:
     assert load_config("digits-tiny", ["quantizer=beats", "quantizer.codes=128"]).quantizer.codes == 128
 
 
+def test_a_later_preset_leaves_nothing_of_an_earlier_one() -> None:
+    for name in ("rq", "vq", "beats"):
+        alone = load_config("imagenet1k", [f"quantizer={name}"])
+        for before in ("rq", "vq", "beats"):
+            assert load_config("imagenet1k", [f"quantizer={before}", f"quantizer={name}"]) == alone
+
+
+def test_a_preset_replaces_that_of_the_recipe(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: imagenet1k\nname: a\nquantizer: beats\n")
+    found = load_config(tmp_path / "a.yaml", ["quantizer=rq"]).quantizer
+    assert found == load_config("imagenet1k").quantizer
+
+
+def test_paper_literal_sets_every_switch_as_the_papers_text_has_it() -> None:
+    ours, literal = load_config("audioset2m"), load_config("audioset2m", ["paper=literal"])
+    assert differences(ours, literal) == [
+        "tokenizer.position: False against True",
+        "quantizer.residual: once against perstage",
+        "quantizer.reset_every: 20 against 0",
+        "loss.commitment: stages against sum",
+        "loss.cosine: mean against ratio",
+        "loss.centre_teacher: position against none",
+    ]
+
+
+def test_paper_literal_gives_way_to_single_keys_and_not_to_presets() -> None:
+    for overrides in (["paper=literal", "quantizer=rq"], ["quantizer=rq", "paper=literal"]):
+        found = load_config("audioset2m", [*overrides, "loss.cosine=mean"])
+        assert (found.quantizer.reset_every, found.loss.cosine, found.loss.commitment) == (0, "mean", "sum")
+    uniform = load_config("audioset2m", ["paper=literal", "quantizer.start=uniform"])
+    assert uniform.quantizer.start == "uniform-raw"  # the paper's uniform is on [-1, 1]
+    with pytest.raises(ConfigError, match="'paper' has one value, literal; got 'ours'"):
+        load_config("audioset2m", ["paper=ours"])
+
+
+def test_a_file_can_be_literal_too(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: imagenet1k\nname: a\npaper: literal\nloss: {cosine: mean}\n")
+    found = load_config(tmp_path / "a.yaml")
+    assert (found.quantizer.reset_every, found.loss.cosine, found.loss.commitment) == (0, "mean", "sum")
+
+
 @pytest.mark.parametrize("second", ["encoder: 3", "encoder: {depth: 3}"])
 def test_a_key_written_in_two_ways_is_given_twice(second: str) -> None:
     with pytest.raises(ConfigError, match=r"twice\.yaml:2: key .* is given twice"):

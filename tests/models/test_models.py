@@ -66,6 +66,13 @@ def test_the_cold_start_sees_content_and_not_position(small: Small) -> None:
     assert z[0, 1].abs().sum() == 0  # no bias either
 
 
+def test_the_cold_start_of_the_released_code_also_sees_position(small: Small) -> None:
+    tokenizer = build_cold_start(small("tokenizer.position=true"))
+    z = tokenizer.encode(torch.zeros(1, 1, 16, 16))[0]  # (T, Dq)
+    assert torch.cdist(z, z).add(torch.eye(len(z))).min() > 1e-3  # equal patches, no two latents alike
+    assert "place" not in tokenizer.state_dict()
+
+
 def test_per_patch_standardisation_removes_brightness_and_contrast(small: Small) -> None:
     tokenizer, x = build_cold_start(small("tokenizer.standardise=patch")), inputs(small())
     assert torch.allclose(tokenizer.encode(x), tokenizer.encode(3 * x + 2), atol=1e-4)

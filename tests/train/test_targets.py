@@ -209,7 +209,7 @@ def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp
     assert all("computed again" in line for line in told)
 
 
-def test_stored_codes_are_computed_in_the_precision_of_a_step(
+def test_targets_are_tokenized_in_float32_whatever_a_step_computes_in(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reduced: list[bool] = []
@@ -222,9 +222,11 @@ def test_stored_codes_are_computed_in_the_precision_of_a_step(
     monkeypatch.setattr(VitTokenizer, "encode", watched)
     # bf16, which real runs use, would need a safe CPU
     monkeypatch.setattr(Machine, "autocast", lambda self: torch.autocast("cpu", dtype=torch.float16))
-    api.pretrain(small(*STORED, steps=2), out=tmp_path / "run")
-    assert len(reduced) > 4
-    assert reduced.count(False) == 1  # the start of the codebooks
+    for codes in (STORED, ()):
+        reduced.clear()
+        api.pretrain(small(*codes, steps=2), out=tmp_path / f"run{len(codes)}")
+        assert reduced.count(True) == 2  # the steps of the tokenizer phase; the start and the targets are in float32
+        assert reduced.count(False) >= 3
 
 
 def test_codes_of_other_files_are_not_taken_for_those_of_the_data(small: Small, tmp_path: Path) -> None:
