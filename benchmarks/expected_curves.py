@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import bridle.config
 from bridle.config import Config, read_config
-from bridle.runs.metrics import read_rows
+from bridle.files import read_lines
 from bridle.train.algorithm1 import schedule
 from bridle.train.engine import phase_key
 from bridle.train.reference_curves import FORMAT, changes, method_key, recipe_of, settings_of
@@ -59,7 +59,7 @@ def read_finished(folder: Path) -> Finished:
     if moved:
         raise SystemExit(f"{folder}: not the recipe as shipped: {'; '.join(moved)}.")
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in read_rows(folder / "metrics.jsonl"):
+    for row in read_lines(folder / "metrics.jsonl"):
         rows[phase_key(row["iteration"], row["phase"])].append(row)
     for turn in schedule(config):
         key = phase_key(turn.iteration, turn.name)

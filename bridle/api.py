@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from bridle import distributed
 from bridle.config import Config, load_config, read_config, with_absolute_paths
+from bridle.console import ProgressLine
 from bridle.data.arrays.memory import DatasetSource
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
@@ -22,16 +23,17 @@ from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.evaluator import Judge, going_on, probe_header
 from bridle.infer.model import Model, load
-from bridle.machine import Machine, StopRequest
+from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.metrics import Callback, ProgressLine, tensorboard_if_installed
+from bridle.runs.metrics import Callback, tensorboard_if_installed
 from bridle.train.algorithm1 import Turn, finished_phases, has_trained_tokenizer, interleave, require_shares
 from bridle.train.run import (
     Results,
     Run,
     locked_by_first,
+    open_machine,
     prepare_folder,
     record_settings,
     require_same,
@@ -94,7 +96,7 @@ def _pretrain(
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
         raise UsageError("the data set is empty.")
-    machine = Machine(config.runtime)
+    machine = open_machine(config.runtime)
     progress = ProgressLine()
     for note in splits.notes:
         progress.note(note)

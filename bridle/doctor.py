@@ -36,8 +36,8 @@ def _version(name: str) -> str:
 
 
 def _bf16() -> str:
-    from bridle.cpu import make_bf16_safe
     from bridle.errors import ConfigError
+    from bridle.machine import make_bf16_safe
 
     try:
         return make_bf16_safe()

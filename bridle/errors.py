@@ -5,9 +5,6 @@ Each class carries the process exit code the command line uses; see docs/design.
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 
 class BridleError(Exception):
     """Base of every error whose message is meant for the user; shown without a traceback."""
@@ -61,18 +58,6 @@ class Interrupted(BaseException):
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def unwritable(path: Path, error: OSError) -> CheckpointError:
-    """A run file that could not be written: where, why, how much room there is, and what to do."""
-    folder = path.parent
-    while not folder.exists():
-        folder = folder.parent
-    return CheckpointError(
-        f"{path}: cannot be written ({error.strerror or error}); free on that disk: "
-        f"{shutil.disk_usage(folder).free:,} bytes. Checkpoints saved before are untouched; free some space or mend "
-        "permissions, then run the same command again."
-    )
 
 
 def quoted(text: object, limit: int = 120) -> str:

@@ -10,12 +10,14 @@ An entry without + that the log already holds does not fire again, in whatever p
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import NamedTuple
+
+from bridle.files import locked
 
 POINTS = {
     "kmeans.iteration": "in a codebook start, before each look at the signals",
@@ -85,8 +87,9 @@ class Armed:
         """Write a line into the log; False where an entry that fires once is already there."""
         if self.log is None:
             return True
-        with open(self.log, "a+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # other processes may pass the place at the same time
+        log = Path(self.log)
+        # Other processes may pass the place at the same time.
+        with locked(log.with_name(f".{log.name}.lock")), log.open("a+", encoding="utf-8") as file:
             file.seek(0)
             if not entry.on and entry.text in file.read().splitlines():
                 return False

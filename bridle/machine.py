@@ -1,30 +1,48 @@
-"""The machine a run meets: device, precision, threads, signals, the lock on its directory, the environment record."""
+"""The machine of a run: device, precision, threads, CPU traps, stop requests, memory, CPU time. Imports torch late.
+
+Some CPUs announce AMX units that cannot be used. There oneDNN picks AMX kernels and the first bf16 matrix product dies
+with an illegal instruction. Capping oneDNN's instruction set avoids it, if the cap is in place before the process first
+uses oneDNN. `make_bf16_safe` therefore tries a product in a child process, then sets the cap or refuses.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import os
 import platform
-import resource
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Literal
 
-import torch
+from bridle.errors import ConfigError, Interrupted
 
-from bridle.config.schema import RuntimeConfig
-from bridle.cpu import make_bf16_safe
-from bridle.errors import ConfigError, Interrupted, UsageError
+if TYPE_CHECKING:
+    import torch
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
+CAP_NAME, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16"
+_capped_in_time = False  # did `make_bf16_safe` set the cap before torch was loaded?
+_TRIAL = "import torch; a = torch.ones(256, 256).bfloat16(); assert (a @ a)[0, 0].item() == 256"
+
+
+# --- device, precision, threads ---------------------------------------------------------------------------------------
 
 
 def choose_device(wanted: str) -> torch.device:
-    """`auto` takes CUDA where there is one, else the CPU."""
+    """The torch device of a name; `auto` takes CUDA where there is one, else the CPU."""
+    import torch
+
     if wanted == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -41,7 +59,9 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16"]:
-    """bf16 where it is the sensible default (GPUs) or asked for and safe; fp32 elsewhere."""
+    """Number format of the networks: bf16 by default on GPUs that have it, or where asked for and safe; else fp32."""
+    import torch
+
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     fp32_as = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
@@ -51,28 +71,87 @@ def choose_precision(wanted: str, device: torch.device) -> Literal["fp32", "bf16
 
 
 class Machine:
-    """Device and number format of a run."""
+    """Device and number format of a run; setting it up also sets torch's threads and determinism."""
 
-    def __init__(self, config: RuntimeConfig) -> None:
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        self.device = choose_device(config.device)
-        self.precision = choose_precision(config.precision, self.device)
+    def __init__(
+        self, *, device: str = "auto", precision: str = "auto", threads: int = 0, deterministic: bool = False
+    ) -> None:
+        import torch
+
+        if threads:
+            torch.set_num_threads(threads)
+        self.device = choose_device(device)
+        self.precision = choose_precision(precision, self.device)
         if self.device.type == "cuda":
             # TF32 for what is left in fp32, on GPUs alone: on CPUs the same wish goes through bf16, which kills some.
             torch.backends.cuda.matmul.fp32_precision = "tf32"
             torch.backends.cudnn.conv.fp32_precision = "tf32"  # type: ignore[attr-defined]
-        if config.deterministic:
+        if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without it
             torch.use_deterministic_algorithms(True)
 
     def autocast(self) -> torch.autocast:
-        """bf16 for the networks where asked for; quantizer and losses stay in float32 by themselves."""
+        """Context in which the networks compute in bf16, where asked for; quantizer and losses stay in float32."""
+        import torch
+
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
 
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+# --- bf16 on CPUs -----------------------------------------------------------------------------------------------------
+
+
+def make_bf16_safe() -> str:
+    """Arrange that bf16 products on the CPU cannot kill this process, or raise ConfigError. Returns what was done."""
+    if _survives(os.environ.get(CAP_NAME)) and not _set_too_late():
+        return "bf16 works on this CPU as it is"
+    if not _survives(CAP):
+        raise ConfigError(
+            "runtime.precision: bf16 does not work on this CPU (a trial in a child process died); "
+            "use runtime.precision=fp32."
+        )
+    if "torch" in sys.modules:
+        raise ConfigError(
+            "runtime.precision: bf16 would kill this process on this CPU (illegal instruction), and torch is already "
+            f"loaded; start Python with {CAP_NAME}={CAP} set, or use runtime.precision=fp32."
+        )
+    global _capped_in_time
+    os.environ[CAP_NAME], _capped_in_time = CAP, True
+    return f"bf16 on this CPU needs {CAP_NAME}={CAP}; set for this run"
+
+
+@cache
+def _survives(cap: str | None) -> bool:
+    """Does a bf16 product work in a child process under this cap?"""
+    environment = {key: value for key, value in os.environ.items() if key != CAP_NAME}
+    if cap is not None:
+        environment[CAP_NAME] = cap
+    done = subprocess.run(
+        [sys.executable, "-c", _TRIAL], env=environment, capture_output=True, timeout=120, check=False
+    )
+    return done.returncode == 0
+
+
+def _set_too_late() -> bool:
+    """Was the cap put into os.environ after torch, and so perhaps oneDNN, had started?"""
+    if _capped_in_time or "torch" not in sys.modules or CAP_NAME not in os.environ:
+        return False
+    try:
+        started_with = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:  # not Linux: there is no way to tell, so take the careful answer
+        return True
+    return f"{CAP_NAME}={os.environ[CAP_NAME]}".encode() not in started_with
+
+
+# --- stop requests ----------------------------------------------------------------------------------------------------
+
+
 class StopRequest:
-    """Notes Ctrl-C and SIGTERM; loops poll it and leave at a safe place. A second signal changes nothing."""
+    """Records Ctrl-C and SIGTERM; loops poll it with `leave` at a safe place. A second signal changes nothing."""
 
     CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # noqa: RUF012 - a constant table
 
@@ -118,48 +197,29 @@ class StopRequest:
             )
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One command at a time in a run directory. The lock is the kernel's, so a crash releases it."""
-    with (folder / "run.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(
-                f"{folder}: another bridle command is running in this directory; wait for it to end."
-            ) from None
-        held.append(file)
-        try:
-            yield
-        finally:
-            held.remove(file)
-
-
-held: list[TextIO] = []  # open lock files of this process
-
-
-def let_go() -> None:
-    """In a forked process: a lock that it shared would outlive the run, as long as a decoder hangs there."""
-    while held:
-        held.pop().close()
-
-
-os.register_at_fork(after_in_child=let_go)
+# --- memory and time --------------------------------------------------------------------------------------------------
 
 
 def peak_memory() -> str:
-    """The most memory this process has held so far, and its share of a GPU if it used one."""
-    unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in kilobytes elsewhere
-    found = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB"
+    """Peak memory of this process and of its share of a GPU, in words."""
+    import torch
+
+    found = "unknown"
+    if resource is not None:
+        unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss is in bytes there, in kilobytes elsewhere
+        found = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB"
     if torch.cuda.is_available() and (held := torch.cuda.max_memory_allocated()):
         found += f", {held / 1e9:.1f} GB on the GPU"
     return found
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of all it has started, those still at work included where /proc tells."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_family_seconds, _children("self")))
+    """CPU time of this process and of all its children; those still running count where /proc exists."""
+    seconds = time.process_time() + sum(map(_family_seconds, _children("self")))
+    if resource is not None:
+        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds += ended.ru_utime + ended.ru_stime
+    return seconds
 
 
 def _children(process: str) -> list[str]:
@@ -171,7 +231,7 @@ def _children(process: str) -> list[str]:
 
 
 def _family_seconds(process: str) -> float:
-    """CPU time of another process, of its ended children, and of those at work."""
+    """CPU time of another process and of all its children."""
     try:
         # After the name, which may hold anything: state, 10 numbers, then user, system, and both of ended children.
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -181,8 +241,10 @@ def _family_seconds(process: str) -> float:
     return own + sum(map(_family_seconds, _children(process)))
 
 
-def environment(command: str | None = None) -> dict[str, Any]:
+def environment(command: str | None = None) -> dict[str, str | int]:
     """Versions and settings that a result depends on."""
+    import torch
+
     return {
         "bridle": importlib.metadata.version("bridle"),
         "torch": torch.__version__,

@@ -23,6 +23,7 @@ import torch
 
 from bridle.bench.quantizer import processor, resident
 from bridle.config import Config
+from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.keeper import here
 from bridle.data.loading.loader import Batch, Loader
@@ -30,12 +31,11 @@ from bridle.data.sources import Source
 from bridle.machine import Machine, StopRequest
 from bridle.models.build import Nets, build_nets
 from bridle.quantize.usage import CodeAge
-from bridle.runs.metrics import ProgressLine
 from bridle.seeding import generator
 from bridle.train.engine import Phase, Progress, build_replicas, take_step
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase
-from bridle.train.run import Run
+from bridle.train.run import Run, open_machine
 
 ROWS = 16  # samples a worker prepares at a time, at most
 PASSES = 4
@@ -137,7 +137,7 @@ def run(
 ) -> DataTable:
     """Measure the data and the encoder step of a config, about `seconds` each. `tell` hears what is next."""
     tell("opening the data")
-    source, machine = open_data(config).train, Machine(config.runtime)
+    source, machine = open_data(config).train, open_machine(config.runtime)
     rates = []
     for count in workers:
         tell(f"loading with {count} worker(s)")

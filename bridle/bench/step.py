@@ -25,18 +25,18 @@ from bridle.bench.data import start_codes
 from bridle.bench.quantizer import Call, cpu_seconds, describe_machine, extra_memory, one_thread
 from bridle.bench.reference import PlainStep
 from bridle.config import Config, load_config
+from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.loading.loader import Batch, Loader
-from bridle.machine import Machine, StopRequest
+from bridle.machine import StopRequest
 from bridle.models.build import Nets, build_nets
 from bridle.models.losses import encoder_loss
 from bridle.quantize.usage import CodeAge
-from bridle.runs.metrics import ProgressLine
 from bridle.seeding import generator
 from bridle.train.engine import Draws, Progress, build_replicas, take_step
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase, hidden_positions, targets
-from bridle.train.run import Run
+from bridle.train.run import Run, open_machine
 
 MODALITIES = ("audio", "image", "video")
 SIZES = ("tiny", "small", "base")
@@ -203,7 +203,7 @@ def bench_run(config: Config, nets: Nets, source: TensorSource, folder: Path, *,
     settings = config.encoder_phase.model_copy(update=changes)
     runtime = config.runtime.model_copy(update={"device": "cpu", "precision": "fp32", "threads": 0})
     own = config.model_copy(update={"encoder_phase": settings, "max_steps": None, "runtime": runtime})
-    return Run(folder, own, Machine(runtime), source, nets, StopRequest(), ProgressLine())
+    return Run(folder, own, open_machine(runtime), source, nets, StopRequest(), ProgressLine())
 
 
 def stepper(a_run: Run[Nets], optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], object]:

@@ -44,8 +44,8 @@ def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceb
 
 def make_precision_safe(precision: str) -> None:
     """Before torch is loaded: arrange that bf16 on this CPU cannot kill the process. A GPU run needs none of it."""
-    from bridle.cpu import make_bf16_safe
     from bridle.errors import ConfigError
+    from bridle.machine import make_bf16_safe
 
     if precision != "bf16":
         return

@@ -112,8 +112,8 @@ def finetune(
     if (run / "config.yaml").is_file():
         make_precision_safe(read_config(run / "config.yaml", overrides or []).runtime.precision)
     from bridle.evaluate.finetune import finetune_run
+    from bridle.files import read_json
     from bridle.report.finetune_tables import finetune_table
-    from bridle.runs.checkpoint import read_json
 
     command = f"bridle {shlex.join(sys.argv[1:])}"
     path = finetune_run(run, overrides or [], iteration=iteration, command=command)

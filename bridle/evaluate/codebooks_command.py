@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.config import Config, differences, read_config
+from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, Loader
 from bridle.data.sources import Source
@@ -21,11 +22,10 @@ from bridle.machine import Machine
 from bridle.models.build import Nets
 from bridle.runs.checkpoint import checkpoint_folders, is_exported, write_json
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.metrics import ProgressLine
 from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_nets
 from bridle.train.engine import move
-from bridle.train.run import results_header
+from bridle.train.run import open_machine, results_header
 
 FILE = "codebooks.json"
 MAY_CHANGE = ("data.root", "data.manifest", "data.workers", "data.cache_mb", "runtime.", "seed")
@@ -53,7 +53,7 @@ def examine_run(
             raise ConfigError(f"{line}: this cannot be changed here; it may change {', '.join(MAY_CHANGE)}.")
     ends = ended_iterations(folder, iteration)
     source = open_data(config).train
-    machine, progress = Machine(config.runtime.model_copy(update={"precision": "fp32"})), ProgressLine()
+    machine, progress = open_machine(config.runtime, precision="fp32"), ProgressLine()
     found = []
     for ended in ends:
         progress.note(f"examining {ended.path.name}")

@@ -17,6 +17,7 @@ from torch import Tensor
 from bridle import distributed
 from bridle.config import Config
 from bridle.config.training_schema import ProbeConfig
+from bridle.console import ProgressLine, clock
 from bridle.data.build import is_labelled
 from bridle.data.digests import data_digest, splits_digest
 from bridle.data.loading.loader import Batch, Loader, sequential
@@ -56,7 +57,6 @@ from bridle.machine import Machine
 from bridle.models.build import Nets, build_encoder
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.pooling import axis_pool, deviation_pool
-from bridle.runs.metrics import ProgressLine, clock
 from bridle.train.engine import move
 from bridle.train.run import Results, results_header
 

@@ -9,9 +9,7 @@ with a SHA-256 of its content; one that does not fit is told, and computed again
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +25,7 @@ from torch import nn
 from bridle import distributed
 from bridle.data.digests import content_digest
 from bridle.evaluate.features import NO_FEATURES, Features
+from bridle.files import replacing, sha256_of_json
 
 FORMAT = 1
 SUFFIX = ".safetensors"
@@ -80,21 +79,16 @@ class FeatureCache:
         if size > self.limit:
             self.tell(f"features of {size / 2**20:,.0f} MB are not kept: more than probe.cache_mb; raise it if wanted.")
             return
-        temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make_room(size)
-            save_file(parts, temporary, metadata={"sha256": content_digest(parts)})
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            with replacing(path, unique=True) as temporary:
+                save_file(parts, temporary, metadata={"sha256": content_digest(parts)})
         except (OSError, SafetensorError) as error:
-            with contextlib.suppress(OSError):  # nothing to take away, or the disk is gone altogether
-                temporary.unlink(missing_ok=True)
             self.tell(f"{self.folder}: features cannot be kept ({getattr(error, 'strerror', None) or error}).")
 
     def _make_room(self, size: int) -> None:
-        for stale in self.folder.glob(f".tmp-*{SUFFIX}"):
+        for stale in self.folder.glob(f".*{SUFFIX}.*.tmp"):
             if time.time() - stale.stat().st_mtime > STALE_SECONDS:
                 stale.unlink(missing_ok=True)
         kept = sorted((p.stat().st_mtime, p.stat().st_size, p) for p in self.folder.glob(f"[!.]*{SUFFIX}"))
@@ -109,7 +103,7 @@ class FeatureCache:
 def make_key(what: Mapping[str, Any]) -> str:
     """Names features by all they depend on, the versions that computed them among it."""
     versions = {"format": FORMAT, "torch": torch.__version__, "bridle": importlib.metadata.version("bridle")}
-    return hashlib.sha256(json.dumps({**versions, **what}, sort_keys=True).encode()).hexdigest()[:32]
+    return sha256_of_json({**versions, **what})[:32]
 
 
 def weights_digest(network: nn.Module) -> str:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from bridle import distributed, failpoints
 from bridle.config import Config, differences, read_config, with_absolute_paths
+from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.digests import splits_digest
 from bridle.data.loading.balance import balancing_weights, label_set
@@ -36,16 +37,17 @@ from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, tr
 from bridle.evaluate.probe import Part, summarise
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
 from bridle.evaluate.subsample import choose_items
-from bridle.machine import Machine, StopRequest
+from bridle.files import read_json, read_lines
+from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
-from bridle.runs.checkpoint import is_exported, read_json, write_json
+from bridle.runs.checkpoint import is_exported, write_json
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.metrics import Callback, ProgressLine, read_rows, tensorboard_if_installed
+from bridle.runs.metrics import Callback, tensorboard_if_installed
 from bridle.seeding import generator, mix
 from bridle.train.algorithm1 import finished_phases, restore_nets
 from bridle.train.finetune import Loss, Tuned, finetune
-from bridle.train.run import Results, Run, locked_by_first, record_settings, results_header
+from bridle.train.run import Results, Run, locked_by_first, open_machine, record_settings, results_header
 
 MAY_CHANGE = (
     *("finetune.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb", "data.bad_share"),
@@ -129,7 +131,7 @@ class Job:
         self.config = config.model_copy(update={"augment": config.finetune.augment, "encoder_phase": live})
         self.place, self.start, self.stop = place, start, stop
         self.callbacks, self.command = callbacks, command
-        self.machine, self.progress = Machine(config.runtime), ProgressLine()
+        self.machine, self.progress = open_machine(config.runtime), ProgressLine()
 
     def entry(self) -> dict[str, Any]:
         """Train and score what is still missing."""
@@ -202,7 +204,7 @@ class Job:
         assert scored is not None  # rank 0 has the scores of all items
         scored.save(folder / SCORES)
         figures = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0).as_dict()
-        figures["seconds"] = training_seconds(read_rows(folder / "metrics.jsonl"), self.config.finetune.batch)
+        figures["seconds"] = training_seconds(read_lines(folder / "metrics.jsonl"), self.config.finetune.batch)
         write_json(folder / FIGURES, figures)
         return figures
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from bridle import distributed
 from bridle.config import Config, differences, read_config, with_absolute_paths
+from bridle.console import ProgressLine
 from bridle.data.build import is_labelled, open_data
 from bridle.data.digests import splits_digest
 from bridle.data.loading.cache import MEGABYTE
@@ -20,12 +21,11 @@ from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.evaluator import Judge, probe_header, protocol_of
 from bridle.evaluate.feature_cache import FeatureCache
-from bridle.machine import Machine
 from bridle.runs.checkpoint import is_exported
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.metrics import ProgressLine, cpu_seconds_at
+from bridle.runs.metrics import cpu_seconds_at
 from bridle.train.algorithm1 import encoder_checkpoints, finished_phases, restore_nets, step_of
-from bridle.train.run import Results
+from bridle.train.run import Results, open_machine
 
 # Which items are seen, and how much of each.
 DATA_KEYS = ("root", "manifest", "layout", "segments", "test_fold", "views", "trim")
@@ -166,7 +166,7 @@ def _judge(
     folder: Path, config: Config, results: Results, opened: Opened, classifier: Literal["linear", "neighbours"]
 ) -> Judge:
     # A probe computes in fp32, whatever the run was trained in.
-    machine = Machine(config.runtime.model_copy(update={"precision": "fp32"}))
+    machine = open_machine(config.runtime, precision="fp32")
     kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=opened.progress.note)
     cache = kept if config.probe.cache_mb else None
     return Judge(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bridle.console import ProgressLine
 from bridle.export.folder import CARD, LOADED, as_stored, require_free, write_folder
 from bridle.export.load import Trained
 from bridle.export.onnx import onnx_files, program_files
-from bridle.runs.metrics import ProgressLine
 
 
 def export_model(

@@ -7,7 +7,6 @@ else. A file that asks for any other class is refused before that class is touch
 from __future__ import annotations
 
 import argparse
-import os
 import pickle
 import re
 import zipfile
@@ -20,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import replacing
 from bridle.models.vit_names import several
 
 USUAL = (
@@ -165,9 +165,5 @@ def require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
 def write_tensors(tensors: Mapping[str, Tensor], out: Path) -> None:
     """A safetensors file that is there whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
-    try:
+    with replacing(out, unique=True) as temporary:
         save_file(dict(tensors), temporary, metadata={"format": "pt"})
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)

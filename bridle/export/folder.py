@@ -14,7 +14,6 @@ takes such a folder. Reading it runs no code.
 from __future__ import annotations
 
 import copy
-import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -29,10 +28,10 @@ from bridle.config import Config, dump_config
 from bridle.errors import CheckpointError, NonFiniteError, UsageError, quoted
 from bridle.export.card import model_card
 from bridle.export.load import FORMAT, Trained
+from bridle.files import fingerprint, replacing_folder, write_json
 from bridle.models.build import named_state
 from bridle.models.tokenizer import ColdStartTokenizer
-from bridle.models.vit_import import fingerprint
-from bridle.runs.checkpoint import EXPORTED, MANIFEST, replace_folder, write_json
+from bridle.runs.checkpoint import EXPORTED, MANIFEST
 
 WEIGHTS, SETTINGS, CARD = "model.safetensors", "config.yaml", "README.md"
 LOADED = (WEIGHTS, SETTINGS, EXPORTED, MANIFEST)  # what loading needs
@@ -45,28 +44,29 @@ def write_folder(
     """Write the folder `out`; what comes back is the model as the folder holds it."""
     require_free(out, overwrite=overwrite)
     trained = as_stored(trained, half=half)
-    temporary = out.with_name(f".{out.name}.tmp-{os.getpid()}")
     try:
-        temporary.mkdir(parents=True)
-        save_file(_tensors(trained, half=half), temporary / WEIGHTS, metadata={"format": "pt"})
-        (temporary / SETTINGS).write_text(dump_config(trained.config), encoding="utf-8")
-        shutil.copymode(temporary / SETTINGS, temporary / WEIGHTS)  # safetensors makes files that only we may read
-        graphs: dict[str, Any] = {}
-        for extra in extras:
-            graphs |= extra(temporary)
-        trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
-        write_json(temporary / EXPORTED, description(trained))
-        (temporary / CARD).write_text(model_card(trained.config, description(trained)), encoding="utf-8")
-        write_json(temporary / MANIFEST, _manifest(temporary, graphs))
-        _sync(temporary)
-        replace_folder(temporary, out)
+        with replacing_folder(out, unique=True) as temporary:
+            trained = _fill(temporary, trained, half=half, extras=extras)
     except OSError as error:
         raise CheckpointError(
             f"{quoted(out)} could not be written ({error.strerror or error}); nothing is left of it. Free some space "
             "or choose another --out."
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    return trained
+
+
+def _fill(temporary: Path, trained: Trained, *, half: bool, extras: Sequence[Extra]) -> Trained:
+    """Write all files of the folder, the manifest last."""
+    save_file(_tensors(trained, half=half), temporary / WEIGHTS, metadata={"format": "pt"})
+    (temporary / SETTINGS).write_text(dump_config(trained.config), encoding="utf-8")
+    shutil.copymode(temporary / SETTINGS, temporary / WEIGHTS)  # safetensors makes files that only we may read
+    graphs: dict[str, Any] = {}
+    for extra in extras:
+        graphs |= extra(temporary)
+    trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
+    write_json(temporary / EXPORTED, description(trained))
+    (temporary / CARD).write_text(model_card(trained.config, description(trained)), encoding="utf-8")
+    write_json(temporary / MANIFEST, _manifest(temporary, graphs))
     return trained
 
 
@@ -146,15 +146,6 @@ def _is_halved(name: str, value: Tensor) -> bool:
 
 def _manifest(folder: Path, graphs: Iterable[str]) -> dict[str, Any]:
     def entries(names: Iterable[str]) -> dict[str, Any]:
-        return {name: {"bytes": (folder / name).stat().st_size, "sha256": fingerprint(folder / name)} for name in names}
+        return {name: fingerprint(folder / name) for name in names}
 
     return {"format": FORMAT, "files": entries((WEIGHTS, SETTINGS, EXPORTED)), "graphs": entries(graphs)}
-
-
-def _sync(folder: Path) -> None:
-    for path in [*folder.iterdir(), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

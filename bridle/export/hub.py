@@ -15,6 +15,7 @@ from typing import Any
 
 from bridle.errors import CheckpointError, UsageError, quoted
 from bridle.export.folder import CARD, LOADED
+from bridle.files import replacing_folder
 from bridle.runs.checkpoint import MANIFEST
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
@@ -52,21 +53,16 @@ def folder_to_work_in(name: str | Path) -> Path:
         return Path(name)
     source, copy = find_model(name), Path("models") / os.fspath(name).replace("/", "--")
     if not copy.exists():
-        temporary = copy.with_name(f".{copy.name}.tmp-{os.getpid()}")
         try:
-            temporary.mkdir(parents=True)
-            for file in (*LOADED, CARD):
-                if (source / file).is_file():
-                    shutil.copyfile(source / file, temporary / file)
-            temporary.replace(copy)
+            with replacing_folder(copy, unique=True, keep=True) as temporary:
+                for file in (*LOADED, CARD):
+                    if (source / file).is_file():
+                        shutil.copyfile(source / file, temporary / file)
         except OSError as error:
-            if not copy.exists():  # else another process was first, which is as good
-                raise CheckpointError(
-                    f"{quoted(copy)}, the copy of {quoted(name)} that results go to, could not be written "
-                    f"({error.strerror or error}); free some space, or run the command in another folder."
-                ) from error
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            raise CheckpointError(
+                f"{quoted(copy)}, the copy of {quoted(name)} that results go to, could not be written "
+                f"({error.strerror or error}); free some space, or run the command in another folder."
+            ) from error
     if not _is_copy(copy, source):
         raise UsageError(
             f"{quoted(copy)} holds something else than {quoted(name)}; give a folder, such as that of "

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bridle.console import ProgressLine
 from bridle.errors import BridleError, UsageError, quoted
 from bridle.export.folder import Extra
 from bridle.export.graphs import Graph, graphs_of
 from bridle.export.load import Trained
-from bridle.runs.metrics import ProgressLine
 
 INSTALL = 'pip install "bridle[export]"'
 TRACED = 2  # rows while tracing; torch takes a batch of 1 for a constant

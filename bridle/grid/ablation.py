@@ -39,12 +39,13 @@ from bridle.config import Config, load_config
 from bridle.config.strict_yaml import read_document
 from bridle.errors import ConfigError, UsageError, quoted
 from bridle.evaluate.significance import Change, Hits, compare, compare_hits, read_hits
+from bridle.files import read_json, read_lines
 from bridle.grid.shared_iteration import borrow_beginning, lender_of
 from bridle.grid.subprocesses import run_beside
 from bridle.report.curves import curve_of, write_curves
 from bridle.report.tables import BASELINES
-from bridle.runs.checkpoint import read_json, write_json
-from bridle.runs.metrics import append_row, read_rows
+from bridle.runs.checkpoint import write_json
+from bridle.runs.metrics import append_row
 from bridle.seeding import generator, mix
 
 MEASURES = ("probe", "finetune")
@@ -259,7 +260,7 @@ def note_cost(out: Path, work: str, seconds: float) -> None:
 def cpu_minutes(out: Path, cells_: Iterable[Cell]) -> float:
     """What these cells cost over all starts; a run that several of them share, or began with, counts once."""
     works = {work for cell in cells_ for work in (cell.folder.name, lender_of(cell.folder), _finetuning(cell))}
-    return sum(float(row["cpu_seconds"]) for row in read_rows(out / COSTS) if row["work"] in works) / 60
+    return sum(float(row["cpu_seconds"]) for row in read_lines(out / COSTS) if row["work"] in works) / 60
 
 
 def _keep_finetuned(cell: Cell) -> None:

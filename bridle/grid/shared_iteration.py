@@ -15,8 +15,9 @@ from typing import Any
 
 from bridle.config import Config, differences, dump_config, read_config, with_absolute_paths
 from bridle.errors import BridleError
-from bridle.runs.checkpoint import LATEST, checkpoint_folders, read_json, write_json
-from bridle.runs.metrics import COSTS, append_row, read_rows
+from bridle.files import read_json, read_lines, replacing_folder
+from bridle.runs.checkpoint import LATEST, checkpoint_folders, write_json
+from bridle.runs.metrics import COSTS, append_row
 from bridle.train.algorithm1 import STARTED
 from bridle.train.run import with_statistics
 
@@ -78,23 +79,21 @@ def _copy(config: Config, lender: Path, folder: Path) -> None:
     """Everything a run has when its first iteration and the evaluation after it are done; published by renaming."""
     end = _first_end(lender)
     assert end is not None  # asked before
-    temporary = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(temporary, ignore_errors=True)
     on_the_way = checkpoint_folders(lender / "checkpoints") if config.runtime.keep_finished else [end]
-    for checkpoint in on_the_way:
-        shutil.copytree(checkpoint, temporary / "checkpoints" / checkpoint.name)
-    write_json(temporary / "checkpoints" / LATEST, {"checkpoint": end.name})
-    (temporary / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-    write_json(
-        temporary / "results.json", read_json(lender / "results.json") | {"evaluations": _first_evaluation(lender)}
-    )
-    for name in ("metrics.jsonl", COSTS):
-        for row in read_rows(lender / name):
-            if row["phase_index"] == 0:
-                append_row(temporary / name, row, place="metrics.append")
-    for row in read_rows(lender / "quarantine.jsonl"):
-        append_row(temporary / "quarantine.jsonl", row, place="quarantine.append")
-    if (lender / STARTED).is_file():
-        shutil.copy(lender / STARTED, temporary)
-    write_json(temporary / LENDER, {"run": lender.name})
-    temporary.replace(folder)
+    with replacing_folder(folder) as temporary:
+        for checkpoint in on_the_way:
+            shutil.copytree(checkpoint, temporary / "checkpoints" / checkpoint.name)
+        write_json(temporary / "checkpoints" / LATEST, {"checkpoint": end.name})
+        (temporary / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        write_json(
+            temporary / "results.json", read_json(lender / "results.json") | {"evaluations": _first_evaluation(lender)}
+        )
+        for name in ("metrics.jsonl", COSTS):
+            for row in read_lines(lender / name):
+                if row["phase_index"] == 0:
+                    append_row(temporary / name, row, place="metrics.append")
+        for row in read_lines(lender / "quarantine.jsonl"):
+            append_row(temporary / "quarantine.jsonl", row, place="quarantine.append")
+        if (lender / STARTED).is_file():
+            shutil.copy(lender / STARTED, temporary)
+        write_json(temporary / LENDER, {"run": lender.name})

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from bridle import failpoints
 from bridle.errors import UsageError, quoted
-from bridle.runs.checkpoint import write_json
-from bridle.runs.metrics import read_rows
+from bridle.files import json_line, read_lines, write_json, write_text
 
 JOB, LEDGER = "job.json", "ledger.jsonl"
 BLOCK = 2**20  # bytes copied at a time
@@ -77,9 +76,7 @@ class Parts:
             file.truncate(self.rows * column.row_bytes)
             self.files[column.name] = file
         # Written anew: a last line cut short by a crash must not stay in the middle of the ledger.
-        mended = self.folder / f"{LEDGER}.tmp"
-        mended.write_text("".join(_line(entry) for entry in self.entries), encoding="utf-8")
-        mended.replace(self.folder / LEDGER)
+        write_text(self.folder / LEDGER, "".join(json_line(entry._asdict()) for entry in self.entries))
         self.ledger = self.open_files.enter_context((self.folder / LEDGER).open("a", encoding="utf-8"))
         return self
 
@@ -104,7 +101,7 @@ class Parts:
         self.rows, self.fresh = self.rows + entry.rows, 0
         self.entries.append(entry)
         failpoints.hit("export.before_ledger")
-        self.ledger.write(_line(entry))
+        self.ledger.write(json_line(entry._asdict()))
         self.ledger.flush()
         failpoints.hit("export.file_done")
 
@@ -159,13 +156,9 @@ class Parts:
         """The finished files whose rows are all there; a power cut can lose rows that the ledger knows."""
         sizes = {column: self.folder / f"{column.name}.bin" for column in self.columns}
         stored = min((path.stat().st_size if path.exists() else 0) // c.row_bytes for c, path in sizes.items())
-        for line in read_rows(self.folder / LEDGER):
+        for line in read_lines(self.folder / LEDGER):
             entry = Entry(line["name"], (line["stamp"][0], line["stamp"][1]), line["rows"], line["reason"])
             if self.rows + entry.rows > stored:
                 break
             self.rows += entry.rows
             self.entries.append(entry)
-
-
-def _line(entry: Entry) -> str:
-    return json.dumps(entry._asdict()) + "\n"

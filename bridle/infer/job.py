@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from bridle.console import ProgressLine, clock
 from bridle.data.listing.folders import Lazy
 from bridle.errors import DataError
 from bridle.infer.columns import Column, Parts
@@ -14,7 +15,6 @@ from bridle.infer.inputs import Item, Items
 from bridle.infer.model import BATCH, Model
 from bridle.infer.prefetch import Ended
 from bridle.machine import StopRequest
-from bridle.runs.metrics import ProgressLine, clock
 
 MEGABYTE = 2**20
 

@@ -25,13 +25,11 @@ from typing import Any, NamedTuple
 
 from bridle import failpoints
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import locked_folder, read_json, read_lines, replacing, sha256_of, write_json
 from bridle.infer.columns import LEDGER, Column, Entry, Parts
 from bridle.infer.inputs import Item, Items
 from bridle.infer.writers import write_result
-from bridle.machine import locked
-from bridle.models.vit_import import fingerprint
-from bridle.runs.checkpoint import is_count, write_json
-from bridle.runs.metrics import read_rows
+from bridle.runs.checkpoint import is_count
 
 JOB, INDEX, QUARANTINE = "job", "index.json", "quarantine.jsonl"
 LONGEST_STRETCH = 4096  # items
@@ -110,7 +108,7 @@ class Corpus(NamedTuple):
             "end": first + len(parts.entries),
             "file": file.name if files else None,
             "bytes": file.stat().st_size if files else 0,
-            "sha256": fingerprint(file) if files else None,
+            "sha256": sha256_of(file) if files else None,
             "files": files,
             "rows": parts.rows,
             "entries": [[entry.name, *entry.stamp, entry.reason] for entry in parts.entries],
@@ -177,7 +175,7 @@ def resume(corpus: Corpus, stretch: range) -> tuple[int, int]:
             continue
         if not corpus.parts_at(first).exists():
             break
-        with locked(corpus.parts_at(first)):
+        with locked_folder(corpus.parts_at(first)):
             parts = corpus.open_parts(first)
             corpus.check(parts.entries, first)
             done = first + len(parts.entries)
@@ -193,7 +191,7 @@ def reasons(corpus: Corpus) -> Iterator[str]:
     for path in sorted(corpus.job.glob("part-*.json")):
         yield from (reason for *_, reason in read_object(path)["entries"] if reason is not None)
     for path in sorted(corpus.job.glob(f"part-*.parts/{LEDGER}")):
-        yield from (row["reason"] for row in read_rows(path) if row["reason"] is not None)
+        yield from (row["reason"] for row in read_lines(path) if row["reason"] is not None)
 
 
 class PartsWriter:
@@ -225,7 +223,7 @@ class PartsWriter:
         if self.parts is None:
             self.first = self.begun.get(number, number)
             self.corpus.parts_at(self.first).mkdir(exist_ok=True)
-            self.open.enter_context(locked(self.corpus.parts_at(self.first)))
+            self.open.enter_context(locked_folder(self.corpus.parts_at(self.first)))
             self.parts = self.open.enter_context(self.corpus.open_parts(self.first))
         return self.parts
 
@@ -242,7 +240,7 @@ def finish(corpus: Corpus) -> Totals:
     """Write the index once all parts count."""
     folder, notes = corpus.folder, list[dict[str, Any]]()
     first = failed = 0
-    with (folder / f".{QUARANTINE}.tmp").open("w", encoding="utf-8") as list_:
+    with replacing(folder / QUARANTINE) as temporary, temporary.open("w", encoding="utf-8") as list_:
         while first < len(corpus.items):
             note = corpus.note(first)
             if note is None:
@@ -253,7 +251,6 @@ def finish(corpus: Corpus) -> Totals:
                     list_.write(json.dumps({"path": name, "reason": reason}) + "\n")
             notes.append(note)
             first = int(note["end"])
-    (folder / f".{QUARANTINE}.tmp").replace(folder / QUARANTINE)
     if not failed:
         (folder / QUARANTINE).unlink()
     totals = Totals(sum(note["files"] for note in notes), sum(note["rows"] for note in notes), failed)
@@ -299,13 +296,7 @@ def read_index(folder: Path) -> Index:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of ours."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{quoted(path)} cannot be read ({quoted(error)}); write the folder again.") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{quoted(path)} is not what bridle writes there; write the folder again.")
-    return found
+    return read_json(path, error=DataError, remedy="write the folder again")
 
 
 @contextmanager
@@ -315,5 +306,5 @@ def first_in(corpus: Corpus, rank: int) -> Iterator[None]:
     if rank > 0:
         yield
         return
-    with locked(corpus.job):
+    with locked_folder(corpus.job):
         yield

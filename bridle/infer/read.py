@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import sha256_of
 from bridle.infer.files import FileCodes, FileFeatures
 from bridle.infer.parquet import ParquetArrays, require_pyarrow
 from bridle.infer.parts_folder import INDEX, read_index
 from bridle.infer.writers import FORMAT, SUFFIXES
-from bridle.models.vit_import import fingerprint
 
 DAMAGE = (
     zipfile.BadZipFile,
@@ -148,7 +148,7 @@ class Stored:
     def _check_hash(self, path: Path) -> None:
         """A part is checked when its rows are read for the first time; a flipped bit in a number has no other sign."""
         wanted = self.hashes.pop(path, None)
-        if wanted is not None and fingerprint(path) != wanted:
+        if wanted is not None and sha256_of(path) != wanted:
             raise DataError(
                 f"{quoted(path)} is damaged: its SHA-256 is not the one in {quoted(self.path / INDEX)}; copy it again, "
                 "or write the folder again."

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import json
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,12 +19,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import replacing_folder, write_json
 from bridle.infer.read import DAMAGE, CodesFile, read_codes
 from bridle.infer.sequences import Array, Ids, Vocabulary, framed, make_vocabulary, packed, read_vocabulary
 from bridle.machine import StopRequest
-from bridle.runs.checkpoint import is_count, replace_folder, write_json
-from bridle.runs.metrics import ProgressLine
+from bridle.runs.checkpoint import is_count
 
 FORMAT = 1
 VOCABULARY, BLOCKS = "vocabulary.json", "blocks.npy"
@@ -64,17 +64,11 @@ def write_sequences(
     _require_alike(stored)
     vocabulary = make_vocabulary(stored[0].header["codebook_sizes"], pattern)
     _require_place(out, overwrite=overwrite)
-    temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with replacing_folder(out) as temporary:
         counts = _write(stored, temporary, vocabulary, context, form, progress or ProgressLine())
         header = {key: stored[0].header[key] for key in FROM_HEADER if key in stored[0].header}
         described = {"format": FORMAT, **vocabulary.described(), "context": context, **counts._asdict(), **header}
         write_json(temporary / VOCABULARY, described)
-        replace_folder(temporary, out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Written(out, vocabulary, *counts)
 
 

@@ -18,7 +18,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from bridle import distributed
+from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import locked_folder
 from bridle.infer import parts_folder as corpora
 from bridle.infer.columns import JOB, Column, Parts
 from bridle.infer.files import Pool
@@ -27,8 +29,7 @@ from bridle.infer.job import MEGABYTE, Chosen, Job, OneFile, Options, refuse_fai
 from bridle.infer.model import Model, Pooling
 from bridle.infer.parts_folder import Corpus, PartsWriter
 from bridle.infer.writers import FORMAT, require_format, write_result
-from bridle.machine import StopRequest, locked
-from bridle.runs.metrics import ProgressLine
+from bridle.machine import StopRequest
 
 __all__ = ["Options", "Written", "as_pooling", "embed_inputs", "tokenize_inputs"]
 
@@ -165,7 +166,7 @@ def _into_file(model: Model, job: Job, inputs: Inputs, out: Path, options: Optio
     """All items as one file."""
     folder = out.with_name(f"{out.name}.parts")
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder), StopRequest().listening() as stop:
+    with locked_folder(folder), StopRequest().listening() as stop:
         parts = _open_parts(folder, job, inputs, overwrite=options.overwrite)
         refuse_failed([entry.reason for entry in parts.entries], strict=options.strict)
         done = {entry.name for entry in parts.entries}

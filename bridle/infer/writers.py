@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from bridle.errors import UsageError, quoted
+from bridle.files import replacing
 from bridle.infer.columns import Parts
 from bridle.infer.parquet import require_pyarrow, write_parquet
 
@@ -44,15 +44,8 @@ def require_format(out: Path) -> None:
 def write_result(out: Path, parts: Parts, header: Mapping[str, Any], *, pooled: bool) -> None:
     """Everything the parts hold as one file, which is there whole or not at all."""
     writers = {".npz": _write_npz, ".safetensors": _write_safetensors, ".parquet": write_parquet}
-    temporary = out.with_name(f".{out.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            writers[out.suffix](file, parts, json.dumps(header), pooled)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        writers[out.suffix](file, parts, json.dumps(header), pooled)
 
 
 def _blocks(parts: Parts, pooled: bool) -> list[Block]:

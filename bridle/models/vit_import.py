@@ -17,7 +17,6 @@ The number of heads cannot be seen in a file; it is the config's. Shapes: D widt
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from math import isqrt, prod
@@ -29,6 +28,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from bridle.errors import ConfigError, quoted
+from bridle.files import sha256_of
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.models.vit_names import OURS, Foreign, both, opened, several, weights_file
@@ -122,7 +122,7 @@ def load_vit(encoder: Encoder, path: str | Path) -> Started:
     head = encoder.width // encoder.heads
     if head != USUAL_HEAD and names is not OURS:
         notes.append(f"heads are {head} wide here, {USUAL_HEAD} in almost every published ViT: check encoder.heads")
-    return Started(path, fingerprint(path), len(values), tuple(missing), tuple(unused), tuple(notes))
+    return Started(path, sha256_of(path), len(values), tuple(missing), tuple(unused), tuple(notes))
 
 
 def require_fit(
@@ -262,8 +262,3 @@ def resize(planes: Tensor, size: tuple[int, int]) -> Tensor:
 
 def by(size: Sequence[int]) -> str:
     return "×".join(map(str, size))
-
-
-def fingerprint(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

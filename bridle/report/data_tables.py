@@ -10,11 +10,11 @@ from math import prod
 from rich.markup import escape
 from rich.table import Table
 
+from bridle.console import ProgressLine, clock
 from bridle.data.inspect.check import Lengths, Report
 from bridle.data.inspect.inspection import UNUSABLE
 from bridle.data.inspect.statistics import ClassSizes, Statistics, numbers
 from bridle.errors import Interrupted
-from bridle.runs.metrics import ProgressLine, clock
 
 MOST = 5  # rates and sizes that are named
 REFRESH = 0.1  # seconds between two states of the live line

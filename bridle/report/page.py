@@ -6,13 +6,12 @@ It follows the reader's light or dark setting, prints, and fits a phone.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.files import replacing
 from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.plots import (
     Bar,
@@ -163,28 +162,12 @@ def publish_page(text: str, target: Path) -> None:
     """Write a page, all of it or nothing."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _publish(text, target)
+        with replacing(target, unique=True) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise CheckpointError(
             f"cannot write the page to {quoted(target)}: {error.strerror}; choose another path."
         ) from error
-
-
-def _publish(text: str, target: Path) -> None:
-    """Write beside the target and rename, so that a reader never sees half a page."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private; a report is an ordinary file
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 # what the sections show

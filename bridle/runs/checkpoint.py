@@ -6,9 +6,6 @@ has no matching manifest does not count as a checkpoint. `latest` is for people;
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -20,14 +17,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bridle import failpoints
-from bridle.errors import CheckpointError, NonFiniteError, quoted, unwritable
+from bridle import failpoints, files
+from bridle.errors import CheckpointError, NonFiniteError, quoted
 
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
 EXPORTED = "config.json"  # the state of an exported folder, which is read like a checkpoint
 FORMAT = 1
 NAME = re.compile(r"p\d+-.+-\d{8}(-end)?")  # folders with other names are not ours
-LARGEST_JSON = 64_000_000  # bytes; code norms of the largest codebooks fit
 SPARE = 1_000_000  # bytes beside the tensors
 
 
@@ -92,23 +88,22 @@ def publish(
     """
     _refuse_non_finite(name, tensors)
     needed = size_of(tensors) + SPARE
-    temporary, final = root / f".tmp-{name}", root / name
+    final = root / name
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for stale in root.glob(".tmp-*"):
+        for stale in root.glob(".*.tmp"):
             shutil.rmtree(stale, ignore_errors=True)
-        require_space(root, needed)
-        write_folder(temporary, tensors, state)
-        replace_folder(temporary, final)
+        files.require_space(root, needed, what="a checkpoint")
+        with files.replacing_folder(final) as temporary:
+            write_folder(temporary, tensors, state)
         if (damage := find_damage(final)) is not None:
             raise CheckpointError(f"{damage} It was written just now: do not trust this disk. Nothing was removed.")
         failpoints.hit("checkpoint.before_latest")
-        _dump(root / LATEST, {"checkpoint": name})
+        files.write_json(root / LATEST, {"checkpoint": name})
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: the checkpoint could not be written ({getattr(error, 'strerror', None) or error}); needed "
-            f"{needed:,} bytes, free {shutil.disk_usage(nearest(root)).free:,} bytes. Earlier checkpoints are "
+            f"{needed:,} bytes, free {files.free_bytes(root):,} bytes. Earlier checkpoints are "
             "untouched; free some space and run the same command again."
         ) from error
     failpoints.hit("checkpoint.before_rotate")
@@ -117,29 +112,16 @@ def publish(
 
 
 def write_folder(folder: Path, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
-    """All files of a checkpoint, safe on the disk; the manifest comes last."""
-    folder.mkdir()
+    """Write all files of a checkpoint into an empty folder, the manifest last."""
     for stem, group in tensors.items():
         whole = {key: value.detach().cpu().contiguous() for key, value in group.items()}
         save_file(whole, folder / f"{stem}.safetensors")
         failpoints.hit("checkpoint.half_written")
-    _dump(folder / STATE, {"format": FORMAT, **state})
+    files.write_json(folder / STATE, {"format": FORMAT, **state})
     failpoints.hit("checkpoint.before_manifest")
-    files = {path.name: fingerprint(path) for path in sorted(folder.iterdir())}
-    _dump(folder / MANIFEST, {"format": FORMAT, "files": files})
-    for path in [*folder.iterdir(), folder]:
-        _sync(path)
+    listed = {path.name: files.fingerprint(path) for path in sorted(folder.iterdir())}
+    files.write_json(folder / MANIFEST, {"format": FORMAT, "files": listed})
     failpoints.hit("checkpoint.before_rename")
-
-
-def replace_folder(temporary: Path, final: Path) -> None:
-    """Give a complete folder its name; a damaged one of that name is removed when the new one is there."""
-    aside = final.with_name(f".tmp-old-{final.name}")
-    if final.exists():
-        final.rename(aside)
-    temporary.rename(final)
-    _sync(final.parent)
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_latest(root: Path) -> tuple[Loaded | None, list[str]]:
@@ -159,12 +141,12 @@ def load(path: Path) -> Loaded:
     """Read one checkpoint after checking every file against the manifest. Runs no code."""
     if (damage := find_damage(path)) is not None:
         raise CheckpointError(damage)
-    files = _manifest_files(path)
+    listed = _manifest_files(path)
     try:
-        tensors = {Path(file).stem: load_file(path / file) for file in files if file.endswith(".safetensors")}
+        tensors = {Path(file).stem: load_file(path / file) for file in listed if file.endswith(".safetensors")}
     except (ValueError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged or incomplete ({error}).") from error
-    file = path / (STATE if STATE in files else EXPORTED)
+    file = path / (STATE if STATE in listed else EXPORTED)
     return Loaded(tensors, State(_read_json(file), file), path)
 
 
@@ -176,7 +158,7 @@ def find_damage(path: Path, *, sizes_only: bool = False) -> str | None:
                 return f"{path / MANIFEST}: damaged (it names a file outside its folder)."
             if (path / file).stat().st_size != wanted["bytes"]:
                 return f"{path / file}: damaged (its size is not the one in the manifest)."
-            if not sizes_only and fingerprint(path / file) != wanted:
+            if not sizes_only and files.fingerprint(path / file) != wanted:
                 return f"{path / file}: damaged (its SHA-256 is not the one in the manifest)."
     except CheckpointError as error:
         return str(error)
@@ -212,44 +194,18 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file that a command has written."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); delete it and run the same command again.") from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON so that a reader sees the old content or the new, never half of it."""
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file of a run, whole or not at all."""
     try:
         failpoints.hit("results.write")
-        _dump(path, value)
+        files.write_json(path, value)
     except OSError as error:
-        raise unwritable(path, error) from error
-
-
-def _dump(path: Path, value: Any) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        raise files.unwritable(path, error) from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > LARGEST_JSON:
-            raise CheckpointError(f"{path}: larger than {LARGEST_JSON:,} bytes; not a file of a checkpoint.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}).") from error
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
+    value = files.read_json(path, remedy="it is damaged or incomplete")
+    if value.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a bridle checkpoint file of format {FORMAT}.")
     return value
 
@@ -266,16 +222,6 @@ def size_of(tensors: Mapping[str, Mapping[str, Tensor]]) -> int:
     return sum(value.numel() * value.element_size() for group in tensors.values() for value in group.values())
 
 
-def require_space(root: Path, needed: int, *, what: str = "a checkpoint") -> None:
-    """Refuse to begin what the disk has no room for."""
-    free = shutil.disk_usage(nearest(root)).free
-    if free < needed:
-        raise CheckpointError(
-            f"{root}: not enough space for {what}: needed {needed:,} bytes, free {free:,} bytes. "
-            "Earlier checkpoints are untouched; free some space and run the same command again."
-        )
-
-
 def require_space_for_run(root: Path, *, model: int, ends: int, keep: int) -> None:
     """Before the first step: room for the checkpoints of a whole run, less what is already there.
 
@@ -283,26 +229,9 @@ def require_space_for_run(root: Path, *, model: int, ends: int, keep: int) -> No
     being written, and the end of every phase stays without averages. The tokenizer of later iterations is not counted.
     """
     there = sum(file.stat().st_size for path in checkpoint_folders(root) for file in path.iterdir())
-    require_space(root, max(0, (keep + 1) * 3 * model + ends * model + SPARE - there), what="this run's checkpoints")
-
-
-def nearest(path: Path) -> Path:
-    """The path, or the first folder above it that exists."""
-    return path if path.exists() else nearest(path.parent)
-
-
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Length and SHA-256 of a file."""
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    files.require_space(
+        root, max(0, (keep + 1) * 3 * model + ends * model + SPARE - there), what="this run's checkpoints"
+    )
 
 
 def _rotate(root: Path, newest: str, keep: int, keep_finished: bool) -> None:

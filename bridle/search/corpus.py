@@ -17,6 +17,7 @@ from bridle.data.shards.reader import find_shards
 from bridle.data.shards.tar_member import Member
 from bridle.data.sources import Reader
 from bridle.errors import BridleError, DataError, quoted
+from bridle.files import replacing
 from bridle.infer.inputs import MANIFESTS, Item
 
 Stamp = tuple[int, int]  # size and change time
@@ -112,10 +113,8 @@ def _listing(named: Path, reader: Reader) -> DataListing | None:
 
 def write_entries(file: Path, entries: Iterable[Entry]) -> None:
     """One line each; whatever is not ASCII is escaped, so that any path survives. Whole or not at all."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("w", encoding="ascii") as out:
+    with replacing(file) as temporary, temporary.open("w", encoding="ascii") as out:
         out.writelines(json.dumps(_plain(entry)) + "\n" for entry in entries)
-    temporary.replace(file)
 
 
 def read_entries(file: Path) -> Iterator[Entry]:

@@ -25,14 +25,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import locked_folder, write_json
 from bridle.infer.inputs import Inputs, Items, find_inputs
 from bridle.infer.model import Model, Pooling
 from bridle.infer.read import read_codes, read_features
 from bridle.infer.write import Options, embed_inputs, tokenize_inputs
-from bridle.machine import locked
-from bridle.runs.checkpoint import write_json
-from bridle.runs.metrics import ProgressLine
 from bridle.search.corpus import Entry, find_labels, read_entries, write_entries
 from bridle.search.ngrams import STAGES, Grams, Lines, Terms, terms_of, weigh
 
@@ -79,7 +78,7 @@ def update_index(
     settings = {"format": FORMAT, "model": model.fingerprint, "pool": kept, "axis": axis}
     _require_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked_folder(out):
         if options.overwrite:
             _clear(out)
         index: dict[str, Any] = {**settings, "segments": [], "generation": None}

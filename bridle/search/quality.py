@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bridle.errors import UsageError, quoted
 from bridle.evaluate.metrics import Interval, Ranking, bootstrap_interval
-from bridle.runs.checkpoint import write_json
+from bridle.files import write_json
 from bridle.search.query import By, Index
 from bridle.seeding import generator
 

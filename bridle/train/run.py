@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 from bridle import distributed
 from bridle.config import Config, differences, dump_config, read_config
+from bridle.config.training_schema import RuntimeConfig
+from bridle.console import ProgressLine
 from bridle.data.loading.balance import WeightedOrder
 from bridle.data.loading.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
-from bridle.machine import Machine, StopRequest, environment, locked
+from bridle.files import locked_folder, read_lines, write_text
+from bridle.machine import Machine, StopRequest, environment
 from bridle.runs.checkpoint import exported_facts, is_exported, write_json
-from bridle.runs.metrics import Callback, MetricsFile, ProgressLine, append_row, read_rows
+from bridle.runs.metrics import Callback, MetricsFile, append_row
 
 # Keys that may differ between the command that began a run and the one that continues it.
 FREE_KEYS = (
@@ -141,8 +144,18 @@ class Run(Generic[Networks_co]):
     def _quarantined(self) -> list[dict[str, Any]]:
         """Rows as `quarantine` writes them; what another row means is found again when its sample is."""
         kinds = {"index": int, "path": str, "reason": str}
-        rows = read_rows(self._quarantine_file)
+        rows = read_lines(self._quarantine_file)
         return [row for row in rows if all(isinstance(row.get(key), kind) for key, kind in kinds.items())]
+
+
+def open_machine(runtime: RuntimeConfig, *, precision: str | None = None) -> Machine:
+    """The machine that a config's runtime section asks for, in another precision where one is given."""
+    return Machine(
+        device=runtime.device,
+        precision=precision or runtime.precision,
+        threads=runtime.threads,
+        deterministic=runtime.deterministic,
+    )
 
 
 def prepare_folder(folder: Path, config: Config) -> None:
@@ -166,9 +179,7 @@ def record_settings(folder: Path, config: Config, *, command: str | None) -> Non
     """Write the resolved config and the environment; the caller holds the lock."""
     stored = folder / "config.yaml"
     try:
-        temporary = folder / ".config.yaml.tmp"
-        temporary.write_text(dump_config(config), encoding="utf-8")
-        temporary.replace(stored)
+        write_text(stored, dump_config(config))
         write_json(folder / "environment.json", environment(command))
     except OSError as error:
         raise _unwritable(folder, error) from error
@@ -176,7 +187,7 @@ def record_settings(folder: Path, config: Config, *, command: str | None) -> Non
 
 def locked_by_first(folder: Path) -> AbstractContextManager[None]:
     """The lock on a run directory, taken once for all ranks."""
-    return locked(folder) if distributed.rank() == 0 else nullcontext()
+    return locked_folder(folder) if distributed.rank() == 0 else nullcontext()
 
 
 def require_same_data(source: Source) -> None:

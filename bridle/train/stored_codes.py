@@ -23,7 +23,8 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.errors import CheckpointError
-from bridle.runs.checkpoint import fingerprint, read_json, require_space, write_json
+from bridle.files import fingerprint, publish_file, read_json, require_space, temporary_sibling
+from bridle.runs.checkpoint import write_json
 from bridle.seeding import mix
 from bridle.train.parallel import digest
 
@@ -81,7 +82,7 @@ class CodeTable:
         return {**made_from, "shape": list(self.shape), **fingerprint(self.path)}
 
     def _make(self, tokenized: Tokenized, made_from: MadeFrom) -> None:
-        temporary = self.path.with_name(f".tmp-{self.path.name}")
+        temporary = temporary_sibling(self.path)
         distributed.done_once(lambda: self._allocate(temporary))
         rows = np.load(temporary, mmap_mode="r+", allow_pickle=False)
         for index, codes in tokenized():
@@ -104,7 +105,7 @@ class CodeTable:
             raise CheckpointError(f"{temporary}: codes cannot be stored ({error.strerror or error}).") from error
 
     def _publish(self, temporary: Path, made_from: MadeFrom) -> None:
-        temporary.replace(self.path)
+        publish_file(temporary, self.path)
         write_json(self._facts, self._described(made_from))
 
 

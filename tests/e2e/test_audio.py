@@ -14,11 +14,11 @@ from conftest import SMALL
 import bridle
 from bridle.api import _complete
 from bridle.config import load_config
+from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import measure_data
 from bridle.evaluate.finetune import finetune_run
 from bridle.evaluate.probe_command import probe_run
-from bridle.runs.metrics import ProgressLine
 
 RATE = 16_000
 MIDS = {"/m/09x0r": "Speech", "/m/0dgbq": "Civil defense siren", "/m/05zppz": "Male speech, man speaking"}

@@ -20,7 +20,7 @@ import bridle
 from bridle import api
 from bridle.config import Config
 from bridle.errors import ConfigError, Interrupted, UsageError
-from bridle.machine import locked
+from bridle.files import locked_folder
 from bridle.train.run import require_same
 
 Small = Callable[..., Config]
@@ -211,7 +211,7 @@ def test_a_refused_command_changes_nothing_in_a_running_run(small: Small, tmp_pa
     with pytest.raises(Interrupted):
         api.pretrain(small(), out=tmp_path, callbacks=[StopAt(("encoder", 1, 2))])
     before = (tmp_path / "config.yaml").read_text()
-    with locked(tmp_path), pytest.raises(UsageError, match="another bridle command"):
+    with locked_folder(tmp_path), pytest.raises(UsageError, match="another bridle command"):
         api.pretrain(small("probe.items=7"), out=tmp_path)
     assert (tmp_path / "config.yaml").read_text() == before
 
@@ -228,7 +228,7 @@ def test_a_foreign_directory_and_a_running_run_are_refused(small: Small, tmp_pat
         api.pretrain(small(), out=tmp_path)
     run = tmp_path / "run"
     run.mkdir()
-    with locked(run), pytest.raises(UsageError, match="another bridle command is running"):
+    with locked_folder(run), pytest.raises(UsageError, match="another bridle command is running"):
         api.pretrain(small(), out=run)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bridle import api
 from bridle.config import Config, load_config
+from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError
@@ -21,10 +22,8 @@ from bridle.evaluate import features, probe_command
 from bridle.evaluate.evaluator import Judge, protocol_of
 from bridle.evaluate.probe import LabelsResult, ProbeResult
 from bridle.evaluate.probe_command import data_protocol, knn_run, probe_run
-from bridle.machine import Machine
 from bridle.models.build import build_encoder
-from bridle.runs.metrics import ProgressLine
-from bridle.train.run import Results
+from bridle.train.run import Results, open_machine
 
 
 def pictures(items: int, *, seed: int = 0) -> tuple[Tensor, list[int]]:
@@ -61,7 +60,7 @@ def judge_of(small: Callable[..., Config], tmp_path: Path) -> Callable[..., Judg
     def build(splits: Splits, *overrides: str, **named: Any) -> Judge:
         config = small("data.mean=[0.3]", "data.std=[0.3]", "probe.items=null", *overrides)
         results = Results(tmp_path / "r.json", {})
-        return Judge(config, splits, Machine(config.runtime), results, ProgressLine(), strict=True, **named)
+        return Judge(config, splits, open_machine(config.runtime), results, ProgressLine(), strict=True, **named)
 
     return build
 
@@ -194,7 +193,7 @@ def test_runs_in_one_folder_share_baselines_as_long_as_nothing_they_depend_on_di
         splits = Splits(TensorSource(x=x + shift, labels=labels), None)
         results = Results(tmp_path / run / "results.json", {})
         (tmp_path / run).mkdir()
-        Judge(config, splits, Machine(config.runtime), results, ProgressLine(), strict=True).measure_baselines()
+        Judge(config, splits, open_machine(config.runtime), results, ProgressLine(), strict=True).measure_baselines()
         return json.loads((tmp_path / run / "results.json").read_text())["baselines"]
 
     first = baselines("first")

@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing_but_a_line(cache: Feature
 
 def test_what_a_killed_process_left_behind_is_swept_away(cache: FeatureCache) -> None:
     cache.get("a", lambda: features(1.0))
-    left = cache.folder / ".tmp-1-x.safetensors"
+    left = cache.folder / ".x.safetensors.host.1.tmp"
     left.write_bytes(b"half")
     cache.get("b", lambda: features(1.0))
     assert left.exists()  # it may still be at work

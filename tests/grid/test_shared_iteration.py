@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 
 from bridle import api
 from bridle.config import Config
+from bridle.files import read_json, read_lines
 from bridle.grid.shared_iteration import borrow_beginning, lender_of
-from bridle.runs.checkpoint import read_json
-from bridle.runs.metrics import read_rows
 
 Small = Callable[..., Config]
 ONE, KEEP = "schedule.iterations=1", "schedule.tokenizer=keep"
@@ -41,7 +40,7 @@ def test_a_borrowed_beginning_changes_nothing(small: Small, tmp_path: Path) -> N
         assert own["iteration"] == other["iteration"]
         assert own["probe"]["hits"] == other["probe"]["hits"]
     steps = [
-        [(row["phase_index"], row["step"]) for row in read_rows(tmp_path / name / "metrics.jsonl")]
+        [(row["phase_index"], row["step"]) for row in read_lines(tmp_path / name / "metrics.jsonl")]
         for name in ("two", "alone")
     ]
     assert steps[0] == steps[1]

@@ -15,11 +15,11 @@ from small_models import signal_model, write_signal
 
 import bridle
 from bridle import distributed, failpoints
+from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError
 from bridle.infer import parts_folder as corpora
 from bridle.infer.model import Model
 from bridle.infer.write import Options, Written, embed_inputs, tokenize_inputs
-from bridle.runs.metrics import ProgressLine
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,7 @@ def test_a_part_that_is_missing_or_cut_short_is_told(model: Model, folder: Path,
     with pytest.raises(DataError, match="is missing; copy it again"):
         bridle.read_codes(tmp_path / "c")
     (tmp_path / "c" / "index.json").write_text("[1]")
-    with pytest.raises(DataError, match="is not what bridle writes there"):
+    with pytest.raises(DataError, match="expected a JSON object, got list; write the folder again"):
         bridle.read_codes(tmp_path / "c")
     (tmp_path / "c" / "index.json").write_text('{"header": {}, "files": 1, "parts": []}')
     with pytest.raises(DataError, match="is not an index that bridle wrote"):

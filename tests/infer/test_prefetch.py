@@ -137,8 +137,8 @@ def test_times_of_a_part_are_those_of_its_file(tmp_path: Path) -> None:
     import io
 
     import bridle
+    from bridle.console import ProgressLine
     from bridle.infer.write import tokenize_inputs
-    from bridle.runs.metrics import ProgressLine
 
     (tmp_path / "list.csv").write_text("path,start,end\na.wav,10,14\na.wav,,\n")
     (tmp_path / "a.wav").touch()

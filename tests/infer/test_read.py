@@ -18,14 +18,14 @@ from safetensors.numpy import load_file
 from small_models import Plane, plane_model, signal_model, write_signal
 
 import bridle
+from bridle.console import ProgressLine
 from bridle.data.arrays.source import SignalReader
 from bridle.data.sources import Window
 from bridle.errors import DataError, Interrupted, UsageError
+from bridle.files import locked_folder
 from bridle.infer import columns as parts_module
 from bridle.infer.model import Model
 from bridle.infer.write import Options, as_pooling, embed_inputs, tokenize_inputs
-from bridle.machine import locked
-from bridle.runs.metrics import ProgressLine
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_an_unfinished_job_is_not_mixed_with_another(model: Model, folder: Path,
 
 def test_two_commands_do_not_write_the_same_result(model: Model, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "c.npz.parts").mkdir()
-    with locked(tmp_path / "c.npz.parts"), pytest.raises(UsageError, match="another bridle command"):
+    with locked_folder(tmp_path / "c.npz.parts"), pytest.raises(UsageError, match="another bridle command"):
         tokenize(model, [folder], tmp_path / "c.npz")
 
 

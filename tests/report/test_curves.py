@@ -19,9 +19,10 @@ from bridle import api
 from bridle.config import Config
 from bridle.errors import Interrupted
 from bridle.evaluate.probe_command import curve_run
+from bridle.files import read_lines
 from bridle.machine import cpu_seconds
 from bridle.report.curves import Point, averaged, curve_of, write_curves
-from bridle.runs.metrics import cpu_seconds_at, read_rows
+from bridle.runs.metrics import cpu_seconds_at
 from bridle.train.run import Results
 
 RESULTS: dict[str, Any] = {
@@ -82,7 +83,7 @@ def test_every_kept_checkpoint_is_probed_once(small: Callable[..., Config], tmp_
     assert [(point.iteration, point.step) for point in points] == [(1, 0), *((r, s) for r in (1, 2) for s in (2, 4, 5))]
     minutes = [point.minutes for point in points]
     assert minutes == sorted(set(minutes)) and minutes[1] > 0  # each its own, though not all of them are logged
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    rows = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert 60 * minutes[-1] == pytest.approx(rows[-1]["cpu_seconds"], abs=1.0)
     known = Results(tmp_path / "run" / "results.json", {}).value
     assert found["baselines"] == known["baselines"]  # taken over
@@ -115,11 +116,11 @@ def test_a_continued_run_counts_on_and_one_of_an_older_version_does_not_pretend(
     older = tmp_path / "older"
     shutil.copytree(run, older)
     api.pretrain(config, out=run)
-    rows = read_rows(run / "metrics.jsonl")
+    rows = read_lines(run / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[2]["cpu_seconds"] > before
     (older / "costs.jsonl").unlink()
-    lines = [{k: v for k, v in row.items() if k != "cpu_seconds"} for row in read_rows(older / "metrics.jsonl")]
+    lines = [{k: v for k, v in row.items() if k != "cpu_seconds"} for row in read_lines(older / "metrics.jsonl")]
     (older / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     api.pretrain(config, out=older)
-    assert [row.get("cpu_seconds") for row in read_rows(older / "metrics.jsonl")] == [None] * 4
+    assert [row.get("cpu_seconds") for row in read_lines(older / "metrics.jsonl")] == [None] * 4

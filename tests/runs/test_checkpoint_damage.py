@@ -15,13 +15,13 @@ from soak.damage import damage_copy, flipped, one_bit_of_every_byte, save_small
 from soak.disk import fill_disk
 from soak.tally import Tally
 
-from bridle import failpoints
+from bridle import failpoints, files
 from bridle.errors import CheckpointError
-from bridle.machine import locked
+from bridle.files import locked_folder, read_lines
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
 from bridle.runs.checkpoint import Loaded, load, load_latest, publish, require_space_for_run, write_json
-from bridle.runs.metrics import MetricsFile, append_row, read_rows
+from bridle.runs.metrics import MetricsFile, append_row
 from bridle.train.algorithm1 import load_modules, step_of
 from bridle.train.engine import restore
 from bridle.train.optim import optimizer_tensors
@@ -96,13 +96,13 @@ def test_a_damaged_checkpoint_does_not_count_as_one_of_those_kept(tmp_path: Path
 
 def test_a_checkpoint_that_cannot_be_read_back_removes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(tmp_path, name(1), tensors(1), {"progress": {"step": 1}}, keep=1)
-    original = checkpoint.replace_folder
+    original = files._publish_folder
 
-    def bad_disk(temporary: Path, final: Path) -> None:
-        original(temporary, final)
+    def bad_disk(temporary: Path, final: Path, **options: bool) -> None:
+        original(temporary, final, **options)
         (final / "model.safetensors").write_bytes(b"rot")
 
-    monkeypatch.setattr(checkpoint, "replace_folder", bad_disk)
+    monkeypatch.setattr(files, "_publish_folder", bad_disk)
     with pytest.raises(CheckpointError, match="do not trust this disk"):
         publish(tmp_path, name(2), tensors(2), {"progress": {"step": 2}}, keep=1)
     assert used_step(tmp_path) == 1
@@ -167,10 +167,10 @@ def test_a_full_disk_under_the_other_files_is_one_clear_error(tmp_path: Path, wr
 def test_a_row_cut_short_is_replaced_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     path.write_text('{"index": 1}\n{"index": 2, "pa')
-    assert read_rows(path) == [{"index": 1}]
+    assert read_lines(path) == [{"index": 1}]
     append_row(path, {"index": 2}, place="quarantine.append")
     append_row(path, {"index": 3}, place="quarantine.append")
-    assert read_rows(path) == [{"index": 1}, {"index": 2}, {"index": 3}]
+    assert read_lines(path) == [{"index": 1}, {"index": 2}, {"index": 3}]
 
 
 def test_a_state_that_leaves_something_out_is_a_checkpoint_error(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_line_that_is_no_row_is_left_out_like_one_cut_short(tmp_path: Path, li
     path = tmp_path / "metrics.jsonl"
     row = {"phase_index": 0, "step": 1}
     path.write_bytes(json.dumps(row).encode() + b"\n" + line + b"\n")
-    assert read_rows(path) == [row]
+    assert read_lines(path) == [row]
     MetricsFile(path).rewind(phase_index=0, step=5)
     assert path.read_text() == json.dumps(row) + "\n"
 
@@ -269,12 +269,12 @@ def test_a_row_without_a_place_is_not_kept(tmp_path: Path, row: dict[str, object
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{json.dumps(row)}\n{json.dumps(whole)}\n")
     MetricsFile(path).rewind(phase_index=0, step=5)
-    assert read_rows(path) == [whole]
+    assert read_lines(path) == [whole]
 
 
 def test_a_process_that_outlives_the_run_does_not_hold_its_lock(tmp_path: Path) -> None:
     lives, tell = os.pipe()
-    with locked(tmp_path):
+    with locked_folder(tmp_path):
         child = os.fork()
         if child == 0:
             os.write(tell, b"!")
@@ -282,7 +282,7 @@ def test_a_process_that_outlives_the_run_does_not_hold_its_lock(tmp_path: Path) 
             os._exit(0)
         assert os.read(lives, 1) == b"!"
     try:
-        with locked(tmp_path):  # refused while the child shares the lock
+        with locked_folder(tmp_path):  # refused while the child shares the lock
             assert os.waitpid(child, os.WNOHANG) == (0, 0)
     finally:
         os.kill(child, signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
 import tempfile
@@ -21,11 +20,13 @@ from safetensors.torch import save_file
 
 import bridle
 from bridle.config import dump_config, load_config
+from bridle.console import ProgressLine
 from bridle.data.listing.manifest import parse_manifest
-from bridle.data.listing.table_on_disk import build_at, digest
+from bridle.data.listing.table_on_disk import build_at
 from bridle.data.listing.table_on_disk import read_index as read_rows_index
 from bridle.errors import DataError
 from bridle.export.convert import convert_file
+from bridle.files import sha256_of, sha256_of_json
 from bridle.infer.model import Model
 from bridle.infer.read import read_codes
 from bridle.infer.sequence_files import read_sequences, write_sequences
@@ -35,7 +36,6 @@ from bridle.models.vit_import import load_vit, vit_shape
 from bridle.report.page import write_report
 from bridle.report.runs import read_run
 from bridle.runs.checkpoint import load, load_latest, publish
-from bridle.runs.metrics import ProgressLine
 from bridle.search.index import update_index
 from bridle.search.query import open_index
 from bridle.seeding import generator
@@ -81,10 +81,6 @@ def corpus() -> Iterator[Path]:
         yield Path(name)
 
 
-def fingerprint(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a JSON file, if it still is one; sums in one that is none cannot be made right."""
     try:
@@ -101,7 +97,7 @@ def sign_manifest(folder: Path) -> None:
     def change(manifest: dict[str, Any]) -> None:
         for name in manifest["files"]:
             size = (folder / name).stat().st_size
-            manifest["files"][name] = {"bytes": size, "sha256": fingerprint(folder / name)}
+            manifest["files"][name] = {"bytes": size, "sha256": sha256_of(folder / name)}
 
     change_json(folder / "manifest.json", change)
 
@@ -136,7 +132,7 @@ def sign_parts(folder: Path) -> None:
     def change(index: dict[str, Any]) -> None:
         for note in index["parts"]:
             path = folder / "codes" / note["file"]
-            note.update(bytes=path.stat().st_size, sha256=fingerprint(path))
+            note.update(bytes=path.stat().st_size, sha256=sha256_of(path))
 
     change_json(folder / "codes" / "index.json", change)
 
@@ -188,9 +184,9 @@ def sign_rows(folder: Path) -> None:
     def change(facts: dict[str, Any]) -> None:
         for name in facts["files"]:
             path = folder / "rows" / name
-            facts["files"][name] = [path.stat().st_size, fingerprint(path)]
+            facts["files"][name] = [path.stat().st_size, sha256_of(path)]
         facts.pop("digest")
-        facts["digest"] = digest(facts)
+        facts["digest"] = sha256_of_json(facts)
 
     change_json(folder / "rows" / "index.json", change)
 

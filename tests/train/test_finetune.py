@@ -16,20 +16,21 @@ from safetensors.torch import load_file
 
 from bridle.config import Config
 from bridle.config.schema import AugmentConfig
+from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.embedded.sets import digits
 from bridle.data.loading.loader import Batch
 from bridle.data.loading.mixing import Mixed
 from bridle.data.sources import Sample, Source, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted
-from bridle.machine import Machine, StopRequest
+from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
-from bridle.runs.metrics import Callback, ProgressLine
+from bridle.runs.metrics import Callback
 from bridle.train.engine import Draws, Phase
 from bridle.train.finetune import Tuned, finetune, finetune_phase, layer_scale
 from bridle.train.optim import build_optimizer, set_rate
-from bridle.train.run import Run
+from bridle.train.run import Run, open_machine
 
 Small = Callable[..., Config]
 QUICK = ("finetune.batch=8", "finetune.warmup_steps=1", "finetune.learning_rate=1e-3", "finetune.drop_path=0.2")
@@ -44,7 +45,7 @@ def tuning(
     decay = config.finetune.weight_ema
     nets = Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
     source = digits().train if source is None else source
-    return Run(folder, config, Machine(config.runtime), source, nets, StopRequest(), ProgressLine(), callbacks)
+    return Run(folder, config, open_machine(config.runtime), source, nets, StopRequest(), ProgressLine(), callbacks)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from bridle.data.listing import table_on_disk
 from bridle.data.listing.manifest import parse_manifest
 from bridle.data.listing.table import DataListing
 from bridle.errors import DataError
+from bridle.files import host_name
 
 
 def changed(file: str, change: Callable[[Any], object]) -> Callable[[Path], None]:
@@ -98,11 +99,11 @@ def test_what_a_killed_process_was_building_is_removed_by_the_next(tmp_path: Pat
     if child == 0:
         table_on_disk.build_at(place, key="k", root=tmp_path, build=killed)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    left = tmp_path / f".list.csv.index.{table_on_disk.machine()}.{child}.part"
+    left = tmp_path / f"..list.csv.index.{host_name()}.{child}.tmp"
     others = [
-        left.with_name(f".list.csv.index.{table_on_disk.machine()}.{os.getppid()}.part"),  # its maker lives
-        left.with_name(f".list.csv.index.elsewhere.{child}.part"),  # who knows
-        left.with_name(f".other.csv.index.{table_on_disk.machine()}.{child}.part"),
+        left.with_name(f"..list.csv.index.{host_name()}.{os.getppid()}.tmp"),  # its maker lives
+        left.with_name(f"..list.csv.index.elsewhere.{child}.tmp"),  # who knows
+        left.with_name(f"..other.csv.index.{host_name()}.{child}.tmp"),
     ]
     for other in others:
         other.mkdir()

@@ -25,11 +25,11 @@ from bridle.data.loading.loader import Loader
 from bridle.errors import CheckpointError, Interrupted, UsageError
 from bridle.evaluate.codebooks_command import examine_run
 from bridle.evaluate.finetune import finetune_run
+from bridle.files import read_lines
 from bridle.grid.ablation import cells, read_grid
 from bridle.machine import Machine
 from bridle.models.build import build_nets
 from bridle.models.tokenizer import ColdStartTokenizer, VitTokenizer
-from bridle.runs.metrics import read_rows
 from bridle.train.algorithm1 import schedule
 from bridle.train.phases import teach
 from bridle.train.stored_codes import CodeTable
@@ -72,7 +72,7 @@ def assert_same(a: Path, b: Path) -> None:
     left, right = last_state(a), last_state(b)
     assert sorted(left) == sorted(right)
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
-    losses = [[row["loss"] for row in read_rows(folder / "metrics.jsonl")] for folder in (a, b)]
+    losses = [[row["loss"] for row in read_lines(folder / "metrics.jsonl")] for folder in (a, b)]
     assert losses[0] == losses[1]
 
 
@@ -93,7 +93,7 @@ def test_a_run_that_predicts_patches_trains_and_is_probed(patches_run: Path) -> 
     assert entry["probe"]["accuracy"] > 0.1
     assert entry["codebooks"] == []
     assert not any(name.startswith("tokenizer") for name in last_state(patches_run))
-    assert all("code_usage" not in row for row in read_rows(patches_run / "metrics.jsonl"))
+    assert all("code_usage" not in row for row in read_lines(patches_run / "metrics.jsonl"))
 
 
 def test_its_features_can_be_used_and_its_codes_are_refused_in_words(patches_run: Path) -> None:
@@ -254,7 +254,7 @@ def test_space_is_asked_for_after_what_an_earlier_try_left_is_gone(
         return SimpleNamespace(free=1_000 - sum(file.stat().st_size for file in tmp_path.iterdir()))
 
     monkeypatch.setattr("shutil.disk_usage", usage)
-    for left in (".tmp-t.npy", "t.npy"):
+    for left in (".t.npy.tmp", "t.npy"):
         (tmp_path / left).write_bytes(bytes(480))
     table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
     table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)

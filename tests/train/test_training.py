@@ -12,19 +12,19 @@ import torch
 
 from bridle import api
 from bridle.config import Config
+from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.sources import Sample
 from bridle.errors import CheckpointError, NonFiniteError
-from bridle.machine import Machine, StopRequest
+from bridle.machine import StopRequest
 from bridle.models.build import build_nets
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.checkpoint import checkpoint_folders, load, publish
-from bridle.runs.metrics import ProgressLine
 from bridle.train import engine, phases
 from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedule
 from bridle.train.engine import fit
 from bridle.train.optim import build_optimizer, decays, learning_rate
-from bridle.train.run import Results, Run, prepare_folder, record_settings
+from bridle.train.run import Results, Run, open_machine, prepare_folder, record_settings
 
 Small = Callable[..., Config]
 StateOf = Callable[[Any], dict[str, torch.Tensor]]
@@ -35,7 +35,7 @@ def a_run(config: Config, folder: Path, *, trained_tokenizer: bool = False) -> R
     prepare_folder(folder, config)
     record_settings(folder, config, command="test")
     nets = build_nets(config, trained_tokenizer=trained_tokenizer)
-    machine = Machine(config.runtime)
+    machine = open_machine(config.runtime)
     return Run(folder, config, machine, open_data(config).train, nets, StopRequest(), ProgressLine())
 
 

@@ -20,8 +20,9 @@ from bridle.data.listing.audioset import find_audioset, has_audioset
 from bridle.data.listing.folders import Listing, existing_folder, find_splits
 from bridle.data.listing.manifest import LARGE, index_places, read_manifest, read_table, text_lines
 from bridle.data.listing.table import DataListing, Line, Numbering, Table, is_count, read_label_file
-from bridle.data.listing.table_on_disk import FORMAT, digest, indexed, state_of
+from bridle.data.listing.table_on_disk import FORMAT, indexed, state_of
 from bridle.errors import ConfigError, DataError, quoted
+from bridle.files import sha256_of_json
 
 __all__ = ["DataListing", "Listing", "find_data", "tell_layout"]
 
@@ -89,7 +90,7 @@ def find_lists(root: Path, *, extensions: Sequence[str]) -> DataListing:
     if sum(file.stat().st_size for file in files) < LARGE:
         return build(None)
     states = [state_of(file) for file in (*files, root / "classes.txt")]
-    key = digest([FORMAT, "lists", states, sorted(extensions)])
+    key = sha256_of_json([FORMAT, "lists", states, sorted(extensions)])
     return indexed(places=index_places(files[0]), key=key, root=root, build=build)
 
 

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridle.data.listing.table import WHOLE, DataListing, Line, Span, Table, Where, is_count, read_label_file
-from bridle.data.listing.table_on_disk import FORMAT, cache_place, digest, indexed, state_of
+from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, state_of
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import sha256_of_json
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 RECORDS = (".jsonl", ".ndjson")
@@ -62,7 +63,7 @@ def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None
     build = partial(parse_manifest, file, root, test_fold)
     if file.stat().st_size < LARGE:
         return build(None)
-    key = digest([FORMAT, "manifest", state_of(file), state_of(file.parent / "classes.txt"), test_fold])
+    key = sha256_of_json([FORMAT, "manifest", state_of(file), state_of(file.parent / "classes.txt"), test_fold])
     return indexed(places=index_places(file), key=key, root=root, build=build)
 
 

@@ -19,10 +19,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-import shutil
-import socket
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +29,12 @@ from bridle.data.listing.table import DataListing, Several, Spans
 from bridle.data.shards.tar_member import MemberList, Place
 from bridle.data.sources import Labels
 from bridle.errors import quoted
+from bridle.files import remove_stale, replacing_folder, sha256_of, sha256_of_json
 
 FORMAT = 1
 FACTS = "index.json"
 VERIFIED = 128 * 2**20  # bytes; the content of larger indexes is only verified by `bridle data check`
 SPLITS = ("train", "test")
-STALE_SECONDS = 3600.0  # after which the unfinished work of a process that is gone may be removed
 TYPECODES = {"names": "B", "labels": "i", "of": "i", "starts": "d", "stops": "d"}  # "q" for the others
 
 
@@ -72,69 +68,13 @@ def indexed(
 
 def build_at(place: Path, *, key: str, root: Path, build: Callable[[Path | None], DataListing]) -> DataListing:
     """Build in a folder beside `place`, then put it there."""
-    part = beside(place, "part")
     remove_stale(place)
-    try:
-        part.mkdir(parents=True)
+    with replacing_folder(place, unique=True) as part:
         write_facts(part, build(part), key=key, root=root)
-        publish(part, place)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     found = read_index(place, key=key, root=root)
     if found.listing is None:  # somebody else put another one there at the same moment
         raise OSError(f"{place}: {found.why or 'it vanished'}")
     return found.listing
-
-
-def publish(part: Path, place: Path) -> None:
-    """Put a finished folder in the place of an older one. Who has that one open keeps it."""
-    old = beside(place, "old")
-    if place.exists():
-        place.rename(old)
-    try:
-        part.rename(place)
-    except OSError:
-        if not place.is_dir():  # else another process was quicker
-            raise
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def beside(place: Path, kind: str) -> Path:
-    """A name next to `place` that nobody else takes."""
-    return place.with_name(f"{place.name}.{machine()}.{os.getpid()}.{kind}")
-
-
-def machine() -> str:
-    """This machine as part of a file name: a number of a process says nothing on another one."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())
-
-
-def remove_stale(place: Path) -> None:
-    """Clear away what processes of this machine left that were killed while they built."""
-    ours = re.compile(rf"{re.escape(place.name)}\.{re.escape(machine())}\.(\d+)\.(part|old)")
-    for path in place.parent.iterdir() if place.parent.is_dir() else ():
-        found = ours.fullmatch(path.name)
-        # Containers may share name and folder, but not the numbers of processes: what is young may be another one's.
-        if found is not None and not is_running(int(found[1])) and is_old(path):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def is_old(path: Path) -> bool:
-    try:
-        return time.time() - path.stat().st_mtime > STALE_SECONDS
-    except OSError:  # gone meanwhile
-        return False
-
-
-def is_running(pid: int) -> bool:
-    """Is there a process of this number?"""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # somebody else's; no number of a process
-        return True
-    return True
 
 
 def write_facts(folder: Path, listing: DataListing, *, key: str, root: Path) -> None:
@@ -155,12 +95,9 @@ def write_facts(folder: Path, listing: DataListing, *, key: str, root: Path) -> 
         "notes": listing.notes,
         "train": train,
         "test": test,
-        "files": {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in sorted(wanted)},
+        "files": {name: [(folder / name).stat().st_size, sha256_of(folder / name)] for name in sorted(wanted)},
     }
-    with (folder / FACTS).open("w", encoding="utf-8") as text:
-        json.dump({**facts, "digest": digest(facts)}, text)
-        text.flush()
-        os.fsync(text.fileno())
+    (folder / FACTS).write_text(json.dumps({**facts, "digest": sha256_of_json(facts)}), encoding="utf-8")
 
 
 def split_facts(listing: Listing, root: Path) -> dict[str, Any]:
@@ -211,14 +148,14 @@ def read_index(folder: Path, *, key: str, root: Path) -> Stored:
 def damage(folder: Path, facts: dict[str, Any], *, limit: int | None = VERIFIED) -> str | None:
     """What is wrong with the files of an index; content is compared up to `limit` bytes in all."""
     stated = facts.pop("digest", None)
-    if digest(facts) != stated:
+    if sha256_of_json(facts) != stated:
         return f"{FACTS} is damaged"
     verified = limit is None or sum(size for size, _ in facts["files"].values()) <= limit
     for name, (size, content) in facts["files"].items():
         there = (folder / name).stat().st_size
         if there != size:
             return f"{name} has {there} bytes instead of {size}"
-        if verified and sha256(folder / name) != content:
+        if verified and sha256_of(folder / name) != content:
             return f"{name} is damaged"
     return None
 
@@ -259,13 +196,3 @@ def state_of(file: Path) -> list[int] | None:
     except OSError:
         return None
     return [status.st_size, status.st_mtime_ns]
-
-
-def sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def digest(facts: object) -> str:
-    """SHA-256 of anything that JSON can hold."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -31,11 +31,12 @@ from numpy.typing import NDArray
 from bridle.data.listing.columns import Growing
 from bridle.data.listing.folders import Lazy, Listing, existing_folder
 from bridle.data.listing.table import SPILL_EVERY, DataListing, Rows
-from bridle.data.listing.table_on_disk import FORMAT, cache_place, digest, indexed, read_index, state_of
+from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index, state_of
 from bridle.data.loading.worker_pool import in_order
 from bridle.data.shards.scan import Contents, Label, scan_shard
 from bridle.data.shards.tar_member import Member, MemberList
 from bridle.errors import ConfigError, DataError, UsageError, quoted
+from bridle.files import sha256_of_json
 
 __all__ = ["INDEX", "Member", "find_shards", "scan_shards", "shards_key", "split_shards"]
 
@@ -78,7 +79,7 @@ def find_shards(
         found = build(None)
     else:
         times = [state_of(file) for file in (*files.train, *files.test)]
-        found = indexed(places=[cache_place(root)], key=digest([key, times]), root=root, build=build)
+        found = indexed(places=[cache_place(root)], key=sha256_of_json([key, times]), root=root, build=build)
     if stored.why is not None:
         note = f"the index of {quoted(root)} is not used ({stored.why}); the shards were scanned instead."
         found = found._replace(notes=(*found.notes, note))
@@ -90,7 +91,7 @@ def shards_key(root: Path, files: ShardFiles, extensions: Sequence[str]) -> str:
     listed = [[file.relative_to(root).as_posix(), size_of(file)] for file in (*files.train, *files.test)]
     names = root / "classes.txt"
     classes = names.read_bytes().hex() if names.is_file() else None
-    return digest([FORMAT, listed, sorted(extensions), classes])
+    return sha256_of_json([FORMAT, listed, sorted(extensions), classes])
 
 
 def size_of(file: Path) -> int:

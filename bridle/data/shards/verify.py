@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.data.inspect.inspection import KINDS
-from bridle.data.listing.table_on_disk import FACTS, damage, sha256
+from bridle.data.listing.table_on_disk import FACTS, damage
 from bridle.data.loading.worker_pool import in_order
 from bridle.data.shards.reader import INDEX, split_shards
 from bridle.data.shards.scan import scan_shard
 from bridle.data.shards.writer import MANIFEST
 from bridle.errors import DataError, quoted
+from bridle.files import sha256_of
 
 Tell = Callable[[int, int], None]  # shards done, shards in all
 
@@ -80,7 +81,7 @@ def look_at(root: Path, stated: dict[str, dict[str, Any]], name: str) -> Look:
         size = (root / name).stat().st_size
         if size != row["bytes"]:
             return Look(row["samples"], [f"it has {size} bytes instead of {row['bytes']}"])
-        found = sha256(root / name)
+        found = sha256_of(root / name)
     except OSError as error:
         return Look(row["samples"], [f"it cannot be read: {error.strerror or error}"])
     return Look(row["samples"], [] if found == row["sha256"] else [f"its content changed: SHA-256 is {found}"])

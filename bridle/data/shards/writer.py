@@ -12,23 +12,23 @@ OUT/.records, so that the same command goes on where a killed one stopped, and r
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.data.listing.folders import Listing
 from bridle.data.listing.table import DataListing
-from bridle.data.listing.table_on_disk import FORMAT, build_at, digest, sha256
+from bridle.data.listing.table_on_disk import FORMAT, build_at
 from bridle.data.loading.worker_pool import in_order
 from bridle.data.shards.packing import Group, Packed, entry_bytes, pack, rows_of
 from bridle.data.shards.reader import INDEX, scan_shards, shards_key, split_shards
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import locked as locked_file
+from bridle.files import replacing, sha256_of, sha256_of_json, write_json
 
 MANIFEST = "shards.json"
 RECORDS = ".records"
@@ -94,24 +94,19 @@ class Shards:
         """Write a shard, unless it is there already; an error of the disk is returned, or a worker would hide it."""
         try:
             groups = list(self.groups(job))
-            wanted = digest([FORMAT, self.extensions, [group.facts() for group in groups]])
+            wanted = sha256_of_json([FORMAT, self.extensions, [group.facts() for group in groups]])
             target = self.out / job.name
             if known is not None and known.digest == wanted and size_of(target) == known.bytes:
                 return known
-            part = target.with_name(f".{job.name}.part")
-            with part.open("wb") as file:
-                packed = pack(groups, file, extensions=self.extensions)
-                file.flush()
-                os.fsync(file.fileno())
-            record = record_of(job, packed, part, wanted)
-            # In this order a kill leaves no shard without a record, and no record beside an older shard.
-            target.unlink(missing_ok=True)
-            write_json(self.out / RECORDS / f"{job.name}.json", record._asdict())
-            part.rename(target)
+            with replacing(target) as part:
+                with part.open("wb") as file:
+                    packed = pack(groups, file, extensions=self.extensions)
+                record = record_of(job, packed, part, wanted)
+                # In this order a kill leaves no shard without a record, and no record beside an older shard.
+                target.unlink(missing_ok=True)
+                write_json(self.out / RECORDS / f"{job.name}.json", record._asdict())
             return record
         except OSError as error:
-            with suppress(OSError):
-                self.out.joinpath(f".{job.name}.part").unlink(missing_ok=True)  # a full disk needs the room
             return error
 
 
@@ -177,7 +172,7 @@ def record_of(job: Job, packed: Packed, file: Path, wanted: str) -> Record:
         samples=packed.samples,
         renamed=packed.renamed,
         bytes=file.stat().st_size,
-        sha256=sha256(file),
+        sha256=sha256_of(file),
         digest=wanted,
         skipped=packed.skipped,
     )
@@ -276,12 +271,8 @@ def locked(out: Path) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {quoted(out)} is a file; give a folder.")
     out.mkdir(parents=True, exist_ok=True)
-    # The file of the lock stays: who opens it just before it is removed would lock nothing that others see.
-    with (out / f"{RECORDS}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise UsageError(f"another process is writing shards to {quoted(out)}; wait for it, or stop it.") from error
+    busy = f"another process is writing shards to {quoted(out)}; wait for it, or stop it."
+    with locked_file(out / f"{RECORDS}.lock", busy=busy):
         ours = known_records(out)  # only now: who writes adds shards between one look and the next
         foreign = next((file.name for file in sorted(out.glob("*.tar")) if file.name not in ours), None)
         if foreign is not None:
@@ -290,16 +281,6 @@ def locked(out: Path) -> Iterator[None]:
             )
         (out / RECORDS).mkdir(exist_ok=True)
         yield
-
-
-def write_json(file: Path, values: object) -> None:
-    """Whole or not at all."""
-    part = file.with_name(f".{file.name}.part")
-    with part.open("w", encoding="utf-8") as text:
-        json.dump(values, text, indent=1)
-        text.flush()
-        os.fsync(text.fileno())
-    part.rename(file)
 
 
 def size_of(file: Path) -> int:
