@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bridle.infer.model import Model, load
     from bridle.infer.read import read_codes, read_features
     from bridle.infer.sequence_files import read_sequences
+    from bridle.models.tokenizer import Tokenizer, register_tokenizer
     from bridle.search.query import Index, open_index
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Finished",
     "Index",
     "Model",
+    "Tokenizer",
     "__version__",
     "load",
     "open_index",
@@ -34,6 +36,7 @@ __all__ = [
     "read_codes",
     "read_features",
     "read_sequences",
+    "register_tokenizer",
 ]
 
 _HOME = {
@@ -46,6 +49,8 @@ _HOME = {
     "read_codes": "bridle.infer.read",
     "read_features": "bridle.infer.read",
     "read_sequences": "bridle.infer.sequence_files",
+    "Tokenizer": "bridle.models.tokenizer",
+    "register_tokenizer": "bridle.models.tokenizer",
     "open_index": "bridle.search.query",
     "Index": "bridle.search.query",
 }

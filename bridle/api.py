@@ -28,7 +28,7 @@ from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.metrics import Callback, tensorboard_if_installed
-from bridle.train.algorithm1 import Turn, finished_phases, has_trained_tokenizer, interleave, require_shares
+from bridle.train.algorithm1 import Turn, finished_phases, has_later_tokenizer, interleave, require_shares
 from bridle.train.run import (
     Results,
     Run,
@@ -108,7 +108,7 @@ def _pretrain(
     with locked_by_first(folder), StopRequest().listening() as stop:
         distributed.done_once(lambda: record_settings(folder, config, command=command))
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
-        nets = build_nets(config, trained_tokenizer=has_trained_tokenizer(config, first))
+        nets = build_nets(config, later_tokenizer=has_later_tokenizer(config, first))
         everyone = [*callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
         results = Results(folder / "results.json", probe_header(config))

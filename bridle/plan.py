@@ -31,7 +31,7 @@ from bridle.data.build import EMBEDDED, open_data
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import Nets
 from bridle.nn.transformer import Block
-from bridle.train.algorithm1 import Turn, has_trained_tokenizer, schedule
+from bridle.train.algorithm1 import Turn, has_later_tokenizer, schedule
 
 NUMBER = 4  # bytes of a float32
 SECONDS_PER_DAY = 86_400.0
@@ -219,7 +219,7 @@ class Costs:
 
     def of(self, turn: Turn, *, rows: int) -> StepCosts:
         """Of a step on some rows; of joint training at its fullest step."""
-        own = has_trained_tokenizer(self.config, turn)
+        own = has_later_tokenizer(self.config, turn)
         key = (turn.name, own, rows)
         if key not in self.known:
             self.known[key] = self._count(turn.name, own, rows)
@@ -236,7 +236,7 @@ class Costs:
         config, precision = self.config, self.precision
         if name == "tokenizer":
             return tokenizer_step(config, rows=rows, precision=precision)
-        costs = encoder_step(config, rows=rows, trained_tokenizer=own, precision=precision)
+        costs = encoder_step(config, rows=rows, later_tokenizer=own, precision=precision)
         if name != "joint":
             return costs
         taught = tokenizer_step(config, rows=rows, precision=precision)
@@ -318,7 +318,7 @@ def _per_sample(config: Config, turn: Turn, costs: StepCosts, *, stored: float) 
 
 def _nets(config: Config, turn: Turn) -> Nets:
     with FakeTensorMode():
-        return pretend_nets(config, trained_tokenizer=has_trained_tokenizer(config, turn))
+        return pretend_nets(config, later_tokenizer=has_later_tokenizer(config, turn))
 
 
 def _trained(nets: Nets, turn: Turn) -> dict[str, nn.Module]:

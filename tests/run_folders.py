@@ -30,7 +30,7 @@ def write_run(
     loader = Loader(source=source, seed=0, phase="start", batch=1, mean=[0.3], std=[0.4])
     x = torch.cat([batch.x for batch in loader.first(200, rows=200)])  # a file that cannot be read is replaced
     for index, (iteration, phase) in enumerate(ends):
-        nets = build_nets(config, iteration=iteration, trained_tokenizer=iteration > 1)
+        nets = build_nets(config, iteration=iteration, later_tokenizer=iteration > 1)
         with torch.no_grad():
             z_tilde = nets.tokenizer.encode(x)
         nets.tokenizer.quantizer.start_codebooks(z_tilde, generator=torch.Generator().manual_seed(0))

@@ -23,7 +23,7 @@ SIZES = (
 
 
 def build_model(config: Config, *, trained: bool = True) -> Model:
-    nets = build_nets(config, iteration=2, trained_tokenizer=trained)
+    nets = build_nets(config, iteration=2, later_tokenizer=trained)
     latents = torch.randn(600, 4, generator=generator("latents"))
     nets.tokenizer.quantizer.start_codebooks(latents, generator=generator("start"))
     return Model(nets, config, device=torch.device("cpu"))

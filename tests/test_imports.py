@@ -11,7 +11,7 @@ import bridle
 
 PACKAGE = Path(bridle.__file__).parent
 ORDER = [
-    *("errors", "geometry", "distributed", "seeding", "files", "failpoints", "console", "machine", "config"),
+    *("errors", "geometry", "distributed", "seeding", "files", "failpoints", "plugins", "console", "machine", "config"),
     *("nn", "quantize", "models", "data", "runs", "train", "evaluate", "report", "export", "infer", "search", "bench"),
     *("doctor", "api", "plan", "grid", "launch", "cli"),
 ]

@@ -58,7 +58,7 @@ def test_checkpoints_and_parameters_are_as_planned(small: Small, tmp_path: Path)
     ends = sorted((tmp_path / "checkpoints").glob("*-end"))
     assert [tensor_bytes(path) for path in ends] == [phase.checkpoint_end for phase in plan.phases]
     assert weigh.found == [phase.checkpoint for phase in plan.phases]
-    nets = build_nets(config, iteration=2, trained_tokenizer=True)
+    nets = build_nets(config, iteration=2, later_tokenizer=True)
     expected = {name: sum(t.numel() for t in m.state_dict().values()) for name, m in nets.modules().items()}
     assert plan.parameters == expected
     trained = sum(p.numel() for m in (nets.encoder, nets.decoder, nets.heads) for p in m.parameters())

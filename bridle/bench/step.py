@@ -178,7 +178,7 @@ def prepared(config: Config, rows: int) -> Iterator[Ready]:
     source = TensorSource(x=torch.randn(rows, *config.geometry.build().shape, generator=generator("bench", "x")))
     loader = Loader(source=source, seed=0, phase="bench", batch=rows, mean=[0.0], std=[1.0])
     batch = next(loader.steps(0, 1))[0]
-    nets = build_nets(config, iteration=2, trained_tokenizer=True)
+    nets = build_nets(config, iteration=2, later_tokenizer=True)
     start_codes(nets, config)
     for module in nets.modules().values():
         module.requires_grad_(False).eval()

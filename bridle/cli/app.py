@@ -38,8 +38,18 @@ RunFolder = Annotated[
 
 
 @app.callback()
-def options(debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False) -> None:
-    """Options of every command; `main` reads --debug itself."""
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    plugin: Annotated[
+        list[Path] | None,
+        typer.Option(help="Python file that registers a modality, tokenizer or scorer. May be given several times."),
+    ] = None,
+) -> None:
+    """Load the plugins; `main` reads --debug itself."""
+    from bridle.plugins import load_plugins, name_plugins
+
+    name_plugins(plugin or [])
+    load_plugins()
 
 
 def make_precision_safe(precision: str) -> None:

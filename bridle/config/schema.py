@@ -90,8 +90,10 @@ class EstimatorConfig(TrunkConfig):
 
 
 class TokenizerConfig(Section):
-    """Cold start of iteration 1 and options of the trained tokenizer."""
+    """Which tokenizers give the codes, and options of the random projection."""
 
+    first: str = "projection"  # of iteration 1: a fixed random projection of patches, or one that you registered
+    later: str = "vit"  # of later iterations: an encoder that is trained in its own phase, or one that you registered
     standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
     position: bool = False  # add sin-cos positions to the patches before the projection, as the released code does
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bridle.config import Config
-from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer
+from bridle.models.tokenizer import Tokenizer
 
 FEWER = "use fewer codes (quantizer.codes)"
 
@@ -32,7 +32,7 @@ def in_force(config: Config, tokenizer: Tokenizer) -> InForce:
     """The settings of a run under which this tokenizer was made."""
     quantizer = config.quantizer
     return InForce(
-        trained=not isinstance(tokenizer, ColdStartTokenizer),
+        trained=tokenizer.is_trained,
         start=quantizer.start,
         centre_teacher=config.loss.centre_teacher,
         residual=quantizer.residual,

@@ -26,8 +26,7 @@ from bridle.evaluate.codebook_advice import (
     against_dominance,
     against_noise,
 )
-from bridle.geometry import Geometry
-from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer
+from bridle.models.tokenizer import Tokenizer
 from bridle.nn.patch import patchify
 from bridle.quantize.usage import (
     COLLAPSED_USAGE,
@@ -120,7 +119,7 @@ def codebook_health(
     quantizer = tokenizer.quantizer
     with evaluating(tokenizer):
         found = _tokenized(tokenizer, batches)
-        T = geometry_of(tokenizer).tokens
+        T = tokenizer.geometry.tokens
         return health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes, positions=T)
 
 
@@ -136,13 +135,8 @@ def evaluating(tokenizer: Tokenizer) -> Iterator[None]:
             part.training = mode
 
 
-def geometry_of(tokenizer: Tokenizer) -> Geometry:
-    """The inputs a tokenizer takes."""
-    return tokenizer.geometry if isinstance(tokenizer, ColdStartTokenizer) else tokenizer.encoder.geometry
-
-
 def _tokenized(tokenizer: Tokenizer, batches: Iterable[InputBatch]) -> Iterator[CodeBatch]:
-    patch = geometry_of(tokenizer).patch
+    patch = tokenizer.geometry.patch
     for batch in batches:
         with torch.no_grad():
             found = tokenizer.quantizer(tokenizer.encode(batch.x, valid=batch.valid), valid=batch.valid)

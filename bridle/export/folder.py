@@ -30,7 +30,6 @@ from bridle.export.card import model_card
 from bridle.export.load import FORMAT, Trained
 from bridle.files import fingerprint, replacing_folder, write_json
 from bridle.models.build import named_state
-from bridle.models.tokenizer import ColdStartTokenizer
 from bridle.runs.checkpoint import EXPORTED, MANIFEST
 
 WEIGHTS, SETTINGS, CARD = "model.safetensors", "config.yaml", "README.md"
@@ -85,7 +84,7 @@ def require_free(out: Path, *, overwrite: bool) -> None:
 def description(trained: Trained) -> dict[str, Any]:
     """What config.json says."""
     geometry, config = trained.config.geometry, trained.config
-    kind = "cold start" if isinstance(trained.own_tokenizer, ColdStartTokenizer) else "trained"
+    kind = "trained" if trained.own_tokenizer is not None and trained.own_tokenizer.is_trained else "cold start"
     return {
         "format": FORMAT,
         "model_type": "bridle",

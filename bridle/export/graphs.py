@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bridle.errors import UsageError
 from bridle.export.load import Trained
 from bridle.models.encoder import Encoder
-from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer
+from bridle.models.tokenizer import Tokenizer
 from bridle.seeding import generator
 
 PADDED = ("audio", "video", "signals")  # sources whose files may end before the input is full
@@ -114,8 +114,7 @@ def graphs_of(trained: Trained) -> list[Graph]:
     encoder = EncoderGraph(normalised, trained.encoder).eval()
     found = [Graph("encoder", encoder, padded, "features", shape, tokens)]
     if trained.own_tokenizer is not None:
-        # A cold start looks at each patch alone: padding elsewhere does not matter to it.
-        inputs = ("x",) if isinstance(trained.own_tokenizer, ColdStartTokenizer) else padded
+        inputs = padded if trained.own_tokenizer.sees_padding else ("x",)
         tokenizer = TokenizerGraph(normalised, trained.own_tokenizer).eval()
         found.append(Graph("tokenizer", tokenizer, inputs, "codes", shape, tokens))
     return found

@@ -16,13 +16,13 @@ from torch import nn
 
 from bridle.config import Config, read_config
 from bridle.errors import CheckpointError, ConfigError, UsageError, quoted
-from bridle.models.build import build_cold_start, build_encoder, build_tokenizer
+from bridle.models.build import build_encoder, build_first_tokenizer, build_later_tokenizer
 from bridle.models.encoder import Encoder
-from bridle.models.tokenizer import Tokenizer, VitTokenizer
+from bridle.models.tokenizer import Tokenizer
 from bridle.report.runs import mapping, read_run
 from bridle.runs.checkpoint import EXPORTED, Loaded
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.train.algorithm1 import Turn, finished_phases, has_trained_tokenizer, load_modules
+from bridle.train.algorithm1 import Turn, finished_phases, has_later_tokenizer, load_modules
 
 FORMAT = 1  # of an exported folder
 
@@ -63,8 +63,8 @@ def restore_trained(config: Config, loaded: Loaded, facts: Facts) -> Trained:
     """Encoder and tokenizer as a checkpoint or an exported folder holds them; nothing else is built."""
     turn, tokenizer = Turn(facts.iteration, facts.phase), None
     if "tokenizer" in facts.parts:
-        trains = has_trained_tokenizer(config, turn)
-        tokenizer = build_tokenizer(config, iteration=turn.iteration) if trains else build_cold_start(config)
+        later = has_later_tokenizer(config, turn)
+        tokenizer = build_later_tokenizer(config, iteration=turn.iteration) if later else build_first_tokenizer(config)
     trained = Trained(build_encoder(config), tokenizer, config, facts)
     load_modules(trained.modules(), loaded)
     return trained
@@ -92,7 +92,7 @@ def facts_of_run(folder: Path, loaded: Loaded, config: Config) -> Facts:
 def facts_of_nets(tokenizer: Tokenizer | None) -> Facts:
     """What can be said of networks that come from no folder: a cold start belongs to iteration 1."""
     parts = ("encoder",) if tokenizer is None else ("encoder", "tokenizer")
-    return Facts(iteration=2 if isinstance(tokenizer, VitTokenizer) else 1, phase="encoder", parts=parts)
+    return Facts(iteration=2 if tokenizer is not None and tokenizer.is_trained else 1, phase="encoder", parts=parts)
 
 
 def read_facts(state: Mapping[str, Any], folder: Path) -> Facts:

@@ -44,7 +44,7 @@ from bridle.infer.files import (
 from bridle.machine import choose_device
 from bridle.models.build import Nets
 from bridle.models.encoder import Encoded
-from bridle.models.tokenizer import Tokenizer, VitTokenizer
+from bridle.models.tokenizer import Tokenizer
 from bridle.nn.pooling import axis_pool, mean_pool
 
 Pooling = Literal["mean", "axis", "class"]
@@ -69,9 +69,7 @@ class Model:
         for module in self._networks():
             module.requires_grad_(False).eval().to(device)
         self.encoder.to(dtype)
-        if isinstance(self.own_tokenizer, VitTokenizer):
-            self.own_tokenizer.encoder.to(dtype)
-            self.own_tokenizer.projection.to(dtype)
+        self.tokenizer_dtype = torch.float32 if self.own_tokenizer is None else self.own_tokenizer.cast(dtype)
         if config.data.mean is None or config.data.std is None:
             raise UsageError(f"run {config.name!r} has no normalisation statistics in its config.")
         self.mean, self.std = moments_tensors(config.data.mean, config.data.std)
@@ -173,9 +171,8 @@ class Model:
 
         `batch` inputs at a time; see `arrays` for x. Token t lies at `token_positions[t]`.
         """
-        dtype = self.dtype if isinstance(self.tokenizer, VitTokenizer) else torch.float32
         parts = (
-            self.tokenizer.tokenize(self._normalised(part.x).to(dtype), valid=part.valid, stages=stages)
+            self.tokenizer.tokenize(self._normalised(part.x).to(self.tokenizer_dtype), valid=part.valid, stages=stages)
             for part in self._batches(x, valid, batch)
         )
         return torch.cat(list(parts))

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from bridle.config import Config
-from bridle.errors import UsageError
+from bridle.errors import ConfigError, UsageError
 from bridle.models.classifier import Classifier
 from bridle.models.decoder import CodeHeads, Decoder, PatchHead
 from bridle.models.encoder import Encoder
 from bridle.models.estimator import Estimator
-from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer
+from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer, register_tokenizer, tokenizer_kind
 from bridle.nn.transformer import initialise
 from bridle.quantize import ResidualQuantizer
 from bridle.seeding import generator
@@ -143,8 +143,21 @@ def build_quantizer(config: Config) -> ResidualQuantizer:
     )
 
 
-def build_cold_start(config: Config) -> ColdStartTokenizer:
-    """Iteration 1's tokenizer: a fixed random projection of patch content."""
+def build_first_tokenizer(config: Config) -> Tokenizer:
+    """The tokenizer of iteration 1, as `tokenizer.first` says."""
+    kind = tokenizer_kind(config.tokenizer.first, key="tokenizer.first")
+    if kind.is_trained:
+        raise ConfigError(f"tokenizer.first: {config.tokenizer.first!r} needs training; use it as tokenizer.later.")
+    return kind.build(config, iteration=1)
+
+
+def build_later_tokenizer(config: Config, *, iteration: int) -> Tokenizer:
+    """A new tokenizer as `tokenizer.later` says; nothing of an earlier iteration's goes into it."""
+    return tokenizer_kind(config.tokenizer.later, key="tokenizer.later").build(config, iteration=iteration)
+
+
+def build_cold_start(config: Config, *, iteration: int = 1) -> ColdStartTokenizer:
+    """Kind `projection`: a fixed random projection of patch content."""
     tokenizer = ColdStartTokenizer(
         geometry=config.geometry.build(),
         quantizer=build_quantizer(config),
@@ -152,12 +165,12 @@ def build_cold_start(config: Config) -> ColdStartTokenizer:
         position=config.tokenizer.position,
     )
     if not tokenizer.projection.is_meta:
-        tokenizer.draw_projection(generator(config.seed, 1, "cold-start"))
+        tokenizer.draw_projection(generator(config.seed, iteration, "cold-start"))
     return tokenizer
 
 
-def build_tokenizer(config: Config, *, iteration: int) -> VitTokenizer:
-    """A new trainable tokenizer; nothing of an earlier iteration's goes into it."""
+def build_vit_tokenizer(config: Config, *, iteration: int) -> VitTokenizer:
+    """Kind `vit`: an encoder of the main encoder's architecture with a projection to the code width."""
     encoder = build_encoder(config, iteration=iteration, part="tokenizer-encoder")
     tokenizer = VitTokenizer(encoder=encoder, quantizer=build_quantizer(config))
     _initialise(tokenizer.projection, config, iteration, "tokenizer-projection")
@@ -188,17 +201,20 @@ def build_classifier(config: Config, encoder: Encoder, *, classes: int, iteratio
     return classifier
 
 
-def build_nets(config: Config, *, iteration: int = 1, trained_tokenizer: bool = False) -> Nets:
-    """All networks of an iteration: with the cold start, with a trainable tokenizer and its estimator, or with none."""
+def build_nets(config: Config, *, iteration: int = 1, later_tokenizer: bool = False) -> Nets:
+    """All networks of an iteration: with its first or a later tokenizer, or without one if patches are the target."""
     tokenizer: Tokenizer | None = None
     if config.loss.target == "codes":
-        tokenizer = build_tokenizer(config, iteration=iteration) if trained_tokenizer else build_cold_start(config)
+        tokenizer = (
+            build_later_tokenizer(config, iteration=iteration) if later_tokenizer else build_first_tokenizer(config)
+        )
+    is_trained = tokenizer is not None and tokenizer.is_trained
     return Nets(
         encoder=build_encoder(config, iteration=1),
         decoder=build_decoder(config, iteration=1),
         heads=build_heads(config, iteration=iteration),
         own_tokenizer=tokenizer,
-        estimator=build_estimator(config, iteration=iteration) if trained_tokenizer else None,
+        estimator=build_estimator(config, iteration=iteration) if is_trained else None,
     )
 
 
@@ -211,3 +227,7 @@ def _initialise(module: nn.Module, config: Config, iteration: int, part: str) ->
         if name.endswith(("class_token", "mask_token")):
             with torch.no_grad():
                 parameter.copy_(0.02 * torch.randn(parameter.shape, generator=random))
+
+
+register_tokenizer("projection", build_cold_start)
+register_tokenizer("vit", build_vit_tokenizer, is_trained=True)

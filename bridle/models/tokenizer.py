@@ -1,16 +1,20 @@
-"""Tokenizers: x -> z̃ -> codes. The cold start is a fixed random projection; later ones have an encoder of their own.
+"""Tokenizers: x -> z̃ -> codes, the base class they share, and the registry of their kinds.
 
-Both offer `encode` (z̃) and a `quantizer`, so the phases need not know which they hold.
+The first iteration's is a fixed random projection of patches, later ones have an encoder of their own. Other kinds are
+registered with `register_tokenizer` and chosen by `tokenizer.first` or `tokenizer.later`.
 Shapes: x (B, C, *input), z_tilde (B, T, Dq), codes (B, T, M).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from bridle.errors import ConfigError, UsageError
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.nn.patch import patchify
@@ -19,7 +23,35 @@ from bridle.quantize import ResidualQuantizer
 from bridle.quantize.nearest import full_precision
 
 
-class ColdStartTokenizer(nn.Module):
+class Tokenizer(nn.Module):
+    """Base class of tokenizers; a subclass implements `encode`.
+
+    geometry: the inputs it takes. quantizer: turns z̃ into codes. is_trained: whether a tokenizer phase trains it; one
+    that is not trained only has its codebooks started. sees_padding: whether `encode` looks at `valid`.
+    """
+
+    is_trained = False
+    sees_padding = False
+
+    def __init__(self, *, geometry: Geometry, quantizer: ResidualQuantizer) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.quantizer = quantizer
+
+    def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, C, *input) -> z̃ (B, T, Dq), float32."""
+        raise UsageError(f"{type(self).__name__} is a tokenizer without `encode`; implement it.")
+
+    def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:
+        """(B, C, *input) -> codes (B, T, M), or of the first `stages` only."""
+        return self.quantizer.assign(self.encode(x, valid=valid), stages=stages)
+
+    def cast(self, dtype: torch.dtype) -> torch.dtype:
+        """Use `dtype` where that does not change codes much; returns the dtype that inputs must have."""
+        return torch.float32
+
+
+class ColdStartTokenizer(Tokenizer):
     """Patch content through a fixed random linear map (paper §4.1): no bias, no training, no position unless asked for.
 
     Buffers:
@@ -38,10 +70,8 @@ class ColdStartTokenizer(nn.Module):
         standardise: Literal["dataset", "patch"] = "dataset",
         position: bool = False,
     ) -> None:
-        super().__init__()
-        self.geometry = geometry
+        super().__init__(geometry=geometry, quantizer=quantizer)
         self.standardise = standardise
-        self.quantizer = quantizer
         self.register_buffer("projection", torch.zeros(geometry.patch_features, quantizer.width))
         place = sincos_position(geometry.grid, geometry.patch_features) if position else None
         self.register_buffer("place", place, persistent=False)
@@ -63,28 +93,53 @@ class ColdStartTokenizer(nn.Module):
         with full_precision(x.device):
             return patches @ self.projection
 
-    def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:
-        """(B, C, *input) -> codes (B, T, M), or of the first `stages` only."""
-        return self.quantizer.assign(self.encode(x, valid=valid), stages=stages)
 
-
-class VitTokenizer(nn.Module):
+class VitTokenizer(Tokenizer):
     """E_T, an encoder of the same architecture as E, projected to the code width (paper §3, App. E)."""
 
+    is_trained = True
+    sees_padding = True
+
     def __init__(self, *, encoder: Encoder, quantizer: ResidualQuantizer) -> None:
-        super().__init__()
+        super().__init__(geometry=encoder.geometry, quantizer=quantizer)
         self.encoder = encoder
         self.projection = nn.Linear(encoder.width, quantizer.width)
-        self.quantizer = quantizer
 
     def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, C, *input) -> z̃ (B, T, Dq), always float32."""
         z_tilde: Tensor = self.projection(self.encoder(x, valid=valid).z)
         return z_tilde.float()
 
-    def tokenize(self, x: Tensor, *, valid: Tensor | None = None, stages: int | None = None) -> Tensor:
-        """(B, C, *input) -> codes (B, T, M), or of the first `stages` only."""
-        return self.quantizer.assign(self.encode(x, valid=valid), stages=stages)
+    def cast(self, dtype: torch.dtype) -> torch.dtype:
+        """Convert encoder and projection; the quantizer stays float32."""
+        self.encoder.to(dtype)
+        self.projection.to(dtype)
+        return dtype
 
 
-Tokenizer = ColdStartTokenizer | VitTokenizer
+class TokenizerKind(NamedTuple):
+    """A registered kind: `build(config, iteration=r)` returns a new tokenizer of it."""
+
+    build: Callable[..., Tokenizer]
+    is_trained: bool
+
+
+KINDS: dict[str, TokenizerKind] = {}
+
+
+def register_tokenizer(name: str, build: Callable[..., Tokenizer], *, is_trained: bool = False) -> None:
+    """Make `name` a choice for `tokenizer.first` (is_trained False) or `tokenizer.later`.
+
+    `build(config, iteration=r)` returns a `Tokenizer`; weights are drawn from
+    `bridle.seeding.generator(config.seed, r, "…")`, so that a run can be repeated.
+    """
+    KINDS[name] = TokenizerKind(build, is_trained)
+
+
+def tokenizer_kind(name: str, *, key: str) -> TokenizerKind:
+    """The registered kind `name`, or ConfigError that names `key` and the known kinds."""
+    if name in KINDS:
+        return KINDS[name]
+    near = get_close_matches(name, KINDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(KINDS))}"
+    raise ConfigError(f"{key}: unknown tokenizer {name!r}; {hint} Files that register others are named by --plugin.")

@@ -18,9 +18,10 @@ from bridle.models.build import (
     build_encoder,
     build_estimator,
     build_heads,
+    build_later_tokenizer,
     build_nets,
-    build_tokenizer,
 )
+from bridle.models.tokenizer import tokenizer_kind
 from bridle.models.vit_import import load_vit
 from bridle.runs.checkpoint import (
     Loaded,
@@ -34,7 +35,7 @@ from bridle.runs.checkpoint import (
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.train.engine import Phase, Progress, fit
 from bridle.train.joint import joint_phase
-from bridle.train.phases import encoder_phase, tokenizer_phase
+from bridle.train.phases import begins_untrained_tokenizer, encoder_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
 from bridle.train.stored_codes import forget_codes
 
@@ -57,7 +58,7 @@ def schedule(config: Config) -> list[Turn]:
         if config.schedule.mode == "joint":
             turns.append(Turn(r, "joint"))
             continue
-        if r > 1 and renews_tokenizer(config):
+        if r > 1 and renews_tokenizer(config) and trains_tokenizer(config):
             turns.append(Turn(r, "tokenizer"))
         turns.append(Turn(r, "encoder"))
     return turns
@@ -70,20 +71,25 @@ def require_shares(config: Config) -> None:
         require_even_shares(batch, distributed.world_size(), key=f"{section}_phase.batch")
 
 
-def has_trained_tokenizer(config: Config, turn: Turn) -> bool:
-    """Does this phase work with a tokenizer of its own (and not with the cold start)?"""
+def has_later_tokenizer(config: Config, turn: Turn) -> bool:
+    """Does this phase work with a later iteration's tokenizer, not with the first one?"""
     return config.schedule.mode == "joint" or (turn.iteration > 1 and renews_tokenizer(config))
 
 
 def renews_tokenizer(config: Config) -> bool:
-    """Does every iteration after the first train a tokenizer? Otherwise it is another encoder phase, same target."""
+    """Does every iteration after the first have a new tokenizer? Otherwise it is another encoder phase, same target."""
     return config.loss.target == "codes" and config.schedule.tokenizer == "renew"
+
+
+def trains_tokenizer(config: Config) -> bool:
+    """Is the tokenizer of later iterations trained in a phase of its own?"""
+    return tokenizer_kind(config.tokenizer.later, key="tokenizer.later").is_trained
 
 
 def restore_nets(config: Config, loaded: Loaded) -> Nets:
     """The networks exactly as a checkpoint holds them."""
     turn = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"]))
-    nets = build_nets(config, iteration=turn.iteration, trained_tokenizer=has_trained_tokenizer(config, turn))
+    nets = build_nets(config, iteration=turn.iteration, later_tokenizer=has_later_tokenizer(config, turn))
     parts = loaded.state.get("parts")  # an exported folder holds only some; the others stay untrained
     load_modules({k: module for k, module in nets.modules().items() if parts is None or k in parts}, loaded)
     if parts is not None and "tokenizer" not in parts:
@@ -221,10 +227,10 @@ def build_phase(run: Run[Nets], index: int, turn: Turn) -> Phase:
 def renew(run: Run[Nets], turn: Turn) -> None:
     """What is built anew when a phase begins: tokenizer and estimator each iteration, code heads each encoder phase."""
     config, nets, r = run.config, run.nets, turn.iteration
-    begins_tokenizer = turn.name == "tokenizer" or (turn.name == "joint" and r > 1)
-    if begins_tokenizer:
-        nets.tokenizer = build_tokenizer(config, iteration=r)
-        nets.estimator = build_estimator(config, iteration=r)
+    untrained = turn.name == "encoder" and begins_untrained_tokenizer(config, r)
+    if turn.name == "tokenizer" or (turn.name == "joint" and r > 1) or untrained:
+        nets.tokenizer = build_later_tokenizer(config, iteration=r)
+        nets.estimator = None if untrained else build_estimator(config, iteration=r)
     fresh = config.schedule.encoder_restart == "fresh"
     if turn.name != "tokenizer" and r > 1:
         if fresh or renews_tokenizer(config):  # heads of the same target go on learning

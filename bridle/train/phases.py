@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from bridle import distributed, failpoints
+from bridle.config import Config
 from bridle.config.schema import PhaseConfig
 from bridle.data.digests import data_digest
 from bridle.data.loading.loader import Batch
@@ -26,7 +27,7 @@ from bridle.models.losses import (
     patch_target,
     token_accuracy,
 )
-from bridle.models.tokenizer import VitTokenizer
+from bridle.models.tokenizer import tokenizer_kind
 from bridle.nn.masking import Mask
 from bridle.nn.patch import patchify
 from bridle.quantize import CodebookWarning, Quantized
@@ -55,7 +56,7 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     kept = KeptTargets(nets, steps=settings.masks, stored=stored)
 
     def start() -> None:
-        if iteration == 1:  # later tokenizers were started, and trained, in their own phase
+        if iteration == 1 or begins_untrained_tokenizer(run.config, iteration):  # others were started before
             start_codebooks(run, phase.key, settings)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
@@ -63,6 +64,12 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 
     prepare = phase.prepare if stored is None else lambda: fill_stored(run, phase.key, settings, stored)
     return replace(phase, step=step, start=start, prepare=prepare)
+
+
+def begins_untrained_tokenizer(config: Config, iteration: int) -> bool:
+    """Does this encoder phase begin with a new tokenizer that no tokenizer phase has trained?"""
+    renews = iteration > 1 and config.loss.target == "codes" and config.schedule.tokenizer == "renew"
+    return renews and not tokenizer_kind(config.tokenizer.later, key="tokenizer.later").is_trained
 
 
 def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -167,7 +174,6 @@ def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTabl
 def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws, *, z: Tensor | None = None) -> StepResult:
     """One tokenizer step on a micro-batch: quantize, estimate the teacher's features `z` (B, T, D), compare."""
     nets, x, weights = run.nets, batch.x, run.config.loss
-    assert isinstance(nets.tokenizer, VitTokenizer)
     assert nets.estimator is not None
     z_tilde = nets.tokenizer.encode(x, valid=batch.valid)  # (B, T, Dq)
     found = nets.tokenizer.quantizer(z_tilde, valid=batch.valid)  # q (B, T, Dq), codes (B, T, M)

@@ -64,7 +64,7 @@ def test_windows_attend_to_a_window_only(small: Small) -> None:
 def test_counting_agrees_with_really_running_it(small: Small) -> None:
     config = small("decoder.kind=plain")
     counted = encoder_step(config, rows=2)
-    nets = build_nets(config, iteration=2, trained_tokenizer=True)
+    nets = build_nets(config, iteration=2, later_tokenizer=True)
     mask = draw_mask("random", grid=(8, 8), ratio=0.5, batch=2, generator=torch.Generator(), device="cpu")
     weights = {p.data_ptr() for module in nets.modules().values() for p in module.parameters()}
     kept: dict[int, torch.Tensor] = {}

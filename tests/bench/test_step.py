@@ -24,7 +24,7 @@ Small = Callable[..., Config]
 
 def test_the_plain_step_has_the_same_loss_as_ours(small: Small) -> None:
     config = small()
-    nets = build_nets(config, iteration=2, trained_tokenizer=True)
+    nets = build_nets(config, iteration=2, later_tokenizer=True)
     start_codes(nets, config)
     x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     mask = draw_mask(

@@ -26,7 +26,7 @@ def test_every_recipe_builds_on_the_meta_device_in_every_size(recipe: str, size:
     config = load_config(recipe, [f"size={size}"])
     with torch.device("meta"):
         for trained in (False, True):
-            nets = build_nets(config, trained_tokenizer=trained)
+            nets = build_nets(config, later_tokenizer=trained)
             x = torch.empty(2, *config.geometry.build().shape)
             assert nets.encoder(x).z.shape == (2, config.geometry.build().tokens, config.encoder.width)
 

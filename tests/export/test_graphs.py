@@ -16,7 +16,7 @@ from bridle.export.command import export_model
 from bridle.export.graphs import graphs_of
 from bridle.export.load import Trained, facts_of_nets
 from bridle.infer.model import Model
-from bridle.models.build import build_cold_start, build_encoder, build_tokenizer
+from bridle.models.build import build_cold_start, build_encoder, build_vit_tokenizer
 from bridle.models.tokenizer import Tokenizer
 from bridle.seeding import generator
 
@@ -34,7 +34,7 @@ def model_of(kind: str, *, cold: bool = False) -> Model:
     std = {"image": "data.std=[0.2, 0.3, 0.2]", "audio": "data.std=[8.0]", "video": "data.std=[0.25]"}[kind]
     short = [text for text in SMALL if "warmup" not in text]
     config = load_config(kind, [*short, *KINDS[kind], std, "encoder.class_token=true"])
-    tokenizer: Tokenizer = build_cold_start(config) if cold else build_tokenizer(config, iteration=2)
+    tokenizer: Tokenizer = build_cold_start(config) if cold else build_vit_tokenizer(config, iteration=2)
     x = torch.randn(24, *config.geometry.build().shape, generator=generator("start"))
     with torch.no_grad():
         tokenizer.quantizer.start_codebooks(tokenizer.encode(x), generator=generator("books"))

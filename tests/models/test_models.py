@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bridle.config import Config
-from bridle.models.build import build_cold_start, build_encoder, build_nets, build_tokenizer
+from bridle.models.build import build_cold_start, build_encoder, build_nets, build_vit_tokenizer
 from bridle.models.losses import CodeTargets, Hidden, cosine_loss, encoder_loss, token_accuracy
 from bridle.nn.masking import draw_mask
 from bridle.seeding import generator
@@ -43,7 +43,7 @@ def test_the_encoder_sees_only_visible_tokens(small: Small, class_token: str) ->
 
 def test_padding_does_not_reach_real_tokens(small: Small) -> None:
     config = small()
-    nets, x = build_nets(config, trained_tokenizer=True), inputs(config)
+    nets, x = build_nets(config, later_tokenizer=True), inputs(config)
     valid = torch.ones(3, 64, dtype=torch.bool)
     valid[:, 56:] = False  # the last row of patches: the last two rows of pixels
     changed = x.clone()
@@ -89,14 +89,14 @@ def test_codes_do_not_depend_on_autocast(small: Small) -> None:
 
 def test_every_iteration_builds_a_new_tokenizer(small: Small) -> None:
     config = small()
-    first, second = (build_tokenizer(config, iteration=r).encoder.embed.proj.weight for r in (2, 3))
-    again = build_tokenizer(config, iteration=2).encoder.embed.proj.weight
+    first, second = (build_vit_tokenizer(config, iteration=r).encoder.embed.proj.weight for r in (2, 3))
+    again = build_vit_tokenizer(config, iteration=2).encoder.embed.proj.weight
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
 
 
 def test_the_estimator_centres_only_when_told(small: Small) -> None:
-    estimator = build_nets(small(), trained_tokenizer=True).estimator
+    estimator = build_nets(small(), later_tokenizer=True).estimator
     assert estimator is not None
     z = torch.randn(2, 64, 16, generator=generator("z"))
     assert torch.equal(estimator.target(z), z)

@@ -52,7 +52,7 @@ FOREIGN = "file.safetensors"
 def model() -> Model:
     """Networks that were not trained, with started codebooks: small enough to be written thousands of times."""
     config = load_config("digits-tiny", [*SMALL, "data.mean=[0.3]", "data.std=[0.4]"])
-    nets = build_nets(config, iteration=2, trained_tokenizer=True)
+    nets = build_nets(config, iteration=2, later_tokenizer=True)
     latents = torch.randn(600, config.quantizer.width, generator=generator("latents"))
     nets.tokenizer.quantizer.start_codebooks(latents, generator=generator("start"))
     return Model(nets, config, device=torch.device("cpu"))

@@ -183,6 +183,6 @@ def test_blocks_are_found_in_every_trunk() -> None:
     from bridle.models.build import build_nets
 
     config = load_config("digits-tiny")
-    nets = build_nets(config, trained_tokenizer=True)
+    nets = build_nets(config, later_tokenizer=True)
     depth = 2 * config.encoder.depth + config.decoder.depth + config.estimator.depth
     assert len(blocks(nets.modules().values())) == depth

@@ -30,11 +30,11 @@ Small = Callable[..., Config]
 StateOf = Callable[[Any], dict[str, torch.Tensor]]
 
 
-def a_run(config: Config, folder: Path, *, trained_tokenizer: bool = False) -> Run:
+def a_run(config: Config, folder: Path, *, later_tokenizer: bool = False) -> Run:
     config = api.with_statistics(config, [0.3], [0.35])
     prepare_folder(folder, config)
     record_settings(folder, config, command="test")
-    nets = build_nets(config, trained_tokenizer=trained_tokenizer)
+    nets = build_nets(config, later_tokenizer=later_tokenizer)
     machine = open_machine(config.runtime)
     return Run(folder, config, machine, open_data(config).train, nets, StopRequest(), ProgressLine())
 
@@ -62,7 +62,7 @@ def test_the_encoder_phase_leaves_the_started_tokenizer_bit_identical(
 def test_the_tokenizer_phase_leaves_the_teacher_bit_identical_and_trains_the_rest(
     small: Small, tmp_path: Path, state_of: StateOf
 ) -> None:
-    run = a_run(small(), tmp_path, trained_tokenizer=True)
+    run = a_run(small(), tmp_path, later_tokenizer=True)
     frozen = {"encoder": run.nets.encoder, "decoder": run.nets.decoder, "heads": run.nets.heads}
     before, tokenizer = state_of(frozen), state_of({"t": run.nets.tokenizer})
     train(run, Turn(2, "tokenizer"))
@@ -75,7 +75,7 @@ def test_the_tokenizer_phase_leaves_the_teacher_bit_identical_and_trains_the_res
 
 
 def test_the_joint_phase_updates_codebooks_every_n_steps(small: Small, tmp_path: Path) -> None:
-    run = a_run(small("schedule.mode=joint", "schedule.joint_every=3", steps=7), tmp_path, trained_tokenizer=True)
+    run = a_run(small("schedule.mode=joint", "schedule.joint_every=3", steps=7), tmp_path, later_tokenizer=True)
     phase = build_phase(run, 0, Turn(1, "joint"))
     updates = []
     quantizer = run.nets.tokenizer.quantizer
@@ -86,7 +86,7 @@ def test_the_joint_phase_updates_codebooks_every_n_steps(small: Small, tmp_path:
 
 def test_joint_training_keeps_its_codes_in_use_and_its_target_centred(small: Small, tmp_path: Path) -> None:
     overrides = ("schedule.mode=joint", "encoder_phase.batch=32", "encoder_phase.learning_rate=3e-3")
-    run = a_run(small(*overrides, "geometry.patch=[4, 4]", steps=150), tmp_path, trained_tokenizer=True)
+    run = a_run(small(*overrides, "geometry.patch=[4, 4]", steps=150), tmp_path, later_tokenizer=True)
     phase = build_phase(run, 0, Turn(1, "joint"))
     fit(run, phase, None)
     (last,) = next(iter(run.loader(phase=phase.key, batch=32, micro_batch=None).steps(149, 150)))
@@ -99,7 +99,7 @@ def test_joint_training_keeps_its_codes_in_use_and_its_target_centred(small: Sma
 
 
 def test_joint_training_teaches_its_tokenizer_at_the_tokenizers_learning_rate(small: Small, tmp_path: Path) -> None:
-    run = a_run(small("schedule.mode=joint"), tmp_path, trained_tokenizer=True)  # 1e-3 and 5e-4
+    run = a_run(small("schedule.mode=joint"), tmp_path, later_tokenizer=True)  # 1e-3 and 5e-4
     scale = build_phase(run, 0, Turn(1, "joint")).rate_scale
     names = ("encoder.norm.weight", "heads.0.weight", "tokenizer.projection.weight", "estimator.head.weight")
     assert [scale(name) for name in names] == [1.0, 1.0, 0.5, 0.5]
@@ -109,7 +109,7 @@ def test_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path
     states = []
     for micro in ("null", "2"):
         overrides = [f"{phase}.micro_batch={micro}" for phase in ("encoder_phase", "tokenizer_phase")]
-        run = a_run(small(*overrides, "encoder.drop_path=0.2"), tmp_path / micro, trained_tokenizer=True)
+        run = a_run(small(*overrides, "encoder.drop_path=0.2"), tmp_path / micro, later_tokenizer=True)
         train(run, Turn(2, "tokenizer"))
         train(run, Turn(2, "encoder"), index=1)
         states.append(run.nets.state())
@@ -121,7 +121,7 @@ def test_micro_batches_give_the_joint_update_of_the_whole_batch(small: Small, tm
     states = []
     for micro in ("null", "2"):
         overrides = ("schedule.mode=joint", "schedule.joint_every=2", f"encoder_phase.micro_batch={micro}")
-        run = a_run(small(*overrides), tmp_path / micro, trained_tokenizer=True)
+        run = a_run(small(*overrides), tmp_path / micro, later_tokenizer=True)
         train(run, Turn(1, "joint"))
         states.append(run.nets.state())
     for name, whole in states[0].items():
@@ -147,7 +147,7 @@ class Padded:
 def test_with_padding_too_micro_batches_give_the_update_of_the_whole_batch(small: Small, tmp_path: Path) -> None:
     states, losses = [], []
     for micro in ("null", "1"):
-        run = a_run(small(f"tokenizer_phase.micro_batch={micro}", steps=2), tmp_path / micro, trained_tokenizer=True)
+        run = a_run(small(f"tokenizer_phase.micro_batch={micro}", steps=2), tmp_path / micro, later_tokenizer=True)
         run.source = Padded()
         train(run, Turn(2, "tokenizer"))
         states.append(run.nets.state())
@@ -183,7 +183,7 @@ def test_with_padding_the_energy_is_a_mean_over_tokens(
         seen.append((int(valid.sum()), out.energy.detach()))
         return out
 
-    run = a_run(small("tokenizer_phase.micro_batch=1", steps=1), tmp_path / "run", trained_tokenizer=True)
+    run = a_run(small("tokenizer_phase.micro_batch=1", steps=1), tmp_path / "run", later_tokenizer=True)
     run.source = Padded()
     monkeypatch.setattr(ResidualQuantizer, "forward", noted)
     train(run, Turn(2, "tokenizer"))
@@ -217,7 +217,7 @@ def test_each_iteration_renews_tokenizer_and_heads_and_encoder_on_request(small:
 def test_a_non_finite_step_changes_nothing_and_five_in_a_row_stop(
     small: Small, tmp_path: Path, state_of: StateOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = a_run(small(steps=9), tmp_path, trained_tokenizer=True)
+    run = a_run(small(steps=9), tmp_path, later_tokenizer=True)
     phase = build_phase(run, 0, Turn(2, "tokenizer"))
     real, calls, states = phase.step, [], []
 
@@ -272,7 +272,7 @@ def test_the_last_step_still_learns() -> None:
 
 def test_norms_biases_tokens_and_codes_do_not_decay(small: Small) -> None:
     config = small("quantizer.update=gradient", "encoder.class_token=true")
-    nets = build_nets(config, trained_tokenizer=True)
+    nets = build_nets(config, later_tokenizer=True)
     optimizer = build_optimizer(nets.modules(), config.encoder_phase)
     spared = {id(p) for p in optimizer.param_groups[1]["params"]}
     named = {f"{m}.{n}": p for m, module in nets.modules().items() for n, p in module.named_parameters()}
@@ -309,7 +309,7 @@ def test_draws_are_made_for_the_global_batch(small: Small, tmp_path: Path) -> No
 
 def redraws(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many codes each call redrew in a tokenizer phase whose first codebook has codes that nothing chooses."""
-    run = a_run(config, folder, trained_tokenizer=True)
+    run = a_run(config, folder, later_tokenizer=True)
     counts: list[int] = []
     original = ResidualQuantizer.reset_codes
 

@@ -41,7 +41,7 @@ from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
 EXTENSIONS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".gif")
-DECODER = Path(__file__).with_name("frames.py")  # a program of its own: it runs without torch
+DECODER = Path(__file__).with_name("decode.py")  # a program of its own: it runs without torch
 MOST_KEPT = 512  # frames of a video that may be kept whole; clips of longer ones are decoded when needed
 MIDDLE = 0.5
 
