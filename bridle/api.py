@@ -21,7 +21,7 @@ from bridle.data.loading.loader import measure
 from bridle.data.loading.mixing import mixed
 from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
-from bridle.evaluate.evaluator import Judge, going_on, probe_header
+from bridle.evaluate.evaluator import Judge, going_on, probe_header, while_training
 from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
@@ -111,8 +111,9 @@ def _pretrain(
         nets = build_nets(config, later_tokenizer=has_later_tokenizer(config, first))
         everyone = [*callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
-        results = Results(folder / "results.json", probe_header(config))
-        judged = going_on(config, results, progress) if config.probe.enabled else config
+        bounded = while_training(config, splits)
+        results = Results(folder / "results.json", probe_header(bounded))
+        judged = going_on(bounded, results, progress) if config.probe.enabled else config
         judge = Judge(judged, splits, machine, results, progress) if config.probe.enabled else None
         for callback in everyone:
             callback.on_start(folder=folder, config=config.model_dump(mode="json"))

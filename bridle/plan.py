@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bridle.bench.cost import StepCosts, encoder_step, pretend_nets, tokenizer_step
 from bridle.config import Config
-from bridle.config.schema import PhaseConfig
+from bridle.config.schema import FinetuneConfig, PhaseConfig
 from bridle.data.build import EMBEDDED, open_data
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import Nets
@@ -106,6 +106,24 @@ class PhasePlan:
         return self.steps * self.seconds_per_step / SECONDS_PER_DAY
 
 
+class FinetunePlan(NamedTuple):
+    """How long `bridle finetune` will be."""
+
+    steps: int
+    batch: int
+    epochs: float
+    epoch_items: int  # draws that count as one epoch
+
+    @classmethod
+    def of(cls, settings: FinetuneConfig, samples: int | None) -> FinetunePlan | None:
+        """None where the number of training items is not known and decides."""
+        items = settings.epoch_items or samples
+        if items is None:
+            return None
+        steps = settings.step_count(items)
+        return cls(steps, settings.batch, steps * settings.batch / items, items)
+
+
 @dataclass(frozen=True)
 class Plan:
     """A whole run on N devices."""
@@ -117,6 +135,7 @@ class Plan:
     sample_bytes: int  # of a decoded sample, float32
     parameters: dict[str, int]  # by module, of the last iteration
     phases: tuple[PhasePlan, ...]
+    finetune: FinetunePlan | None
     keep: int
     checkpoint_every: int
 
@@ -158,6 +177,7 @@ class Plan:
             "sample_bytes": self.sample_bytes,
             "parameters": self.parameters,
             "phases": phases,
+            "finetune": None if self.finetune is None else self.finetune._asdict(),
             "checkpoint_disk": self.disk,
             "estimated_days": self.days,
             "estimated_bytes_per_second_and_device": self.hidden_traffic,
@@ -187,6 +207,7 @@ def make_plan(
         sample_bytes=NUMBER * prod(config.geometry.build().shape),
         parameters={name: _numbers(module) for name, module in nets.modules().items()},
         phases=phases,
+        finetune=FinetunePlan.of(config.finetune, count),
         keep=config.runtime.keep,
         checkpoint_every=config.runtime.checkpoint_every,
     )

@@ -165,3 +165,11 @@ def test_the_commands_of_the_guide_are_understood(small: Small, monkeypatch: pyt
     for words in planned:
         assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     assert len(asked) == len(planned) >= 3
+
+
+def test_fine_tuning_is_planned_by_the_draws_of_an_epoch() -> None:
+    plan = make_plan(load_config("audioset2m"), devices=64)
+    assert plan.finetune is not None
+    assert plan.finetune._asdict() == {"steps": 93_750, "batch": 256, "epochs": 120.0, "epoch_items": 200_000}
+    shown = CliRunner().invoke(app, ["plan", "audioset2m", "--devices", "64"]).output
+    assert "Fine-tuning: 93,750 steps at a global batch of 256: 120 epochs of 200,000 draws" in " ".join(shown.split())

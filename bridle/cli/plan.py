@@ -133,6 +133,12 @@ def conclusions(found: Plan) -> list[str]:
            if rate > MANY_FILES else "Single files will do; shards save opening them."),
         f"Disk: {scaled(found.disk)}B of checkpoints at most: the last {found.keep} of a phase and every phase's end.",
     ]  # fmt: skip
+    if found.finetune is not None:
+        tuned = found.finetune
+        lines.append(
+            f"Fine-tuning: {tuned.steps:,} steps at a global batch of {tuned.batch:,}: {tuned.epochs:.4g} epochs of "
+            f"{tuned.epoch_items:,} draws (`bridle finetune`, not counted above)."
+        )
     if found.devices > 1:
         lines.append(
             f"Network: from {scaled(found.hidden_traffic)}B/s per device on, traffic hides behind computing; "

@@ -77,6 +77,7 @@ class AugmentConfig(Section):
     # Sound.
     roll: bool = False  # start at a random time, what falls off the end comes first
     gain_db: Annotated[float, Field(ge=0.0)] = 0.0  # louder or softer by up to this much
+    gain_beta: Annotated[float, Field(ge=0.0)] = 0.0  # times 0.5 + Beta(a, a); 0 is off
     noise_db: float | None = None  # white noise at this signal-to-noise ratio or better
     time_mask: Annotated[int, Field(ge=0)] = 0  # SpecAugment: widest stripe of frames set to the mean
     band_mask: Annotated[int, Field(ge=0)] = 0  # SpecAugment: widest stripe of mel bands set to the mean

@@ -107,10 +107,19 @@ class ProbeConfig(Section):
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
     layer: Positive | None = None  # output of this block, 1 to the encoder's depth; None: the last, after its norm
     items: Positive | None = None  # at most so many train and test items, of each class its share; None uses all
+    training_items: Positive | None = 20_000  # the same after an encoder phase, while all processes wait for one
     head: Literal["logistic", "sgd", "adamw"] = "logistic"  # logistic: solved to the optimum; else trained in batches
     loss: Literal["auto", "ce", "bce"] = "auto"  # of sgd and adamw; auto: bce where items have several labels, else ce
-    epochs: Positive = 50  # of sgd and adamw
-    batch_norm: bool = True  # of sgd and adamw: a batch norm without weights before the head
+    # Of sgd and adamw:
+    learning_rate: Annotated[float, Field(gt=0.0)] | None = None  # None: chosen on validation items
+    epochs: Positive = 50
+    warmup_epochs: Annotated[float, Field(ge=0.0)] = 0.0
+    batch: Positive = 256
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01  # adamw alone
+    betas: tuple[Share, Share] = (0.9, 0.999)  # adamw alone
+    sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
+    epoch_items: Positive | None = None  # draws that count as one epoch; None: as many as there are items
+    batch_norm: bool = True  # one without weights, before the head
     shots: tuple[Positive, ...] = ()  # labels per class of the few-shot probe, such as [1, 5, 10]
     draws: Annotated[int, Field(ge=2)] = 10  # of the few labels
     cache_mb: Annotated[int, Field(ge=0)] = 2048  # of features in RUN/cache; 0 keeps none
@@ -144,10 +153,19 @@ class FinetuneConfig(PhaseConfig):
     mask: MaskConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
     weight_ema: Share = 0.0  # decay of a running mean of the weights that is scored instead; 0 is off
     sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
+    epoch_items: Positive | None = None  # draws that count as one epoch; None: as many as there are items
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
     items: Positive | None = None  # at most so many train and test items; None uses all
     from_scratch: bool = False  # start from the untrained encoder: the baseline of what pretraining gives
     augment: AugmentConfig = AugmentConfig()
+
+    def step_count(self, samples: int) -> int:
+        """Optimizer steps for `samples` training items."""
+        return super().step_count(self.epoch_items or samples)
+
+    def warmup_count(self, samples: int) -> int:
+        """Optimizer steps over which the learning rate rises."""
+        return super().warmup_count(self.epoch_items or samples)
 
     @model_validator(mode="before")
     @classmethod

@@ -223,10 +223,7 @@ class Judge:
             return fit_neighbours
         if settings.head == "logistic":
             return fit_logistic
-        return partial(
-            fit_head, optimizer=settings.head, loss=settings.loss, epochs=settings.epochs,
-            batch_norm=settings.batch_norm, seed=self.config.seed,
-        )  # fmt: skip
+        return partial(fit_head, settings=settings, seed=self.config.seed, device=self.machine.device)
 
     def probe(self, collect: Collect, method: Method) -> Result:
         """The main scores, and beside them those with few labels, or of retrieval."""
@@ -354,7 +351,7 @@ def without_test(splits: Splits) -> Splits:
 
 def protocol_of(config: Config) -> dict[str, Any]:
     """What the scores of a results file were found by; those of another protocol do not stand beside them."""
-    settings = config.probe.model_dump(mode="json", exclude={"enabled", "cache_mb"})
+    settings = config.probe.model_dump(mode="json", exclude={"enabled", "cache_mb", "training_items"})
     if settings["layer"] is None:
         del settings["layer"]  # as files have it that are older than the setting
     return {"probe": settings, "classifier": CLASSIFIER}
@@ -365,6 +362,15 @@ def probe_header(config: Config, folder: Path | None = None) -> dict[str, Any]:
     header = results_header(config, folder)
     title = f"{header['title']}{SCORED[config.probe.on]}"
     return {**header, "title": title, "protocol": protocol_of(config)}
+
+
+def while_training(config: Config, splits: Splits) -> Config:
+    """The config of the probe that follows an encoder phase: on at most `probe.training_items` items."""
+    limit, asked = config.probe.training_items, config.probe.items
+    most = max(len(splits.train), 0 if splits.test is None else len(splits.test))
+    if limit is None or min(most, asked or most) <= limit:
+        return config
+    return config.model_copy(update={"probe": config.probe.model_copy(update={"items": limit})})
 
 
 def going_on(config: Config, results: Results, progress: ProgressLine) -> Config:
@@ -380,7 +386,7 @@ def going_on(config: Config, results: Results, progress: ProgressLine) -> Config
         "`bridle probe` measures all iterations by others."
     )
     own = ProbeConfig.model_validate_json(json.dumps(known["probe"]))
-    kept = {"enabled": config.probe.enabled, "cache_mb": config.probe.cache_mb}
+    kept = {key: getattr(config.probe, key) for key in ("enabled", "cache_mb", "training_items")}
     return config.model_copy(update={"probe": own.model_copy(update=kept)})
 
 

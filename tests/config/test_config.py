@@ -194,38 +194,3 @@ def test_a_config_does_not_change() -> None:
 def test_an_unknown_recipe_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="Did you mean 'cifar10-tiny'"):
         load_config("cifar10tiny")
-
-
-def test_the_paper_recipes_hold_the_papers_numbers() -> None:
-    rows = {  # appendix A: batch, rates, epochs, mask; fine-tuning batch, rate, epochs, loss
-        "audioset2m": (1024, 5e-4, 2e-4, 130, 30, 0.8, 256, 5e-4, 120, "bce"),
-        "audioset20k": (1024, 5e-4, 2e-4, 130, 30, 0.8, 256, 4e-4, 150, "bce"),
-        "esc50": (1024, 5e-4, 2e-4, 130, 30, 0.8, 64, 2e-3, 300, "bce"),
-        "imagenet1k": (1024, 5e-4, 2e-4, 400, 100, 0.8, 1024, 5e-4, 200, "bce"),
-        "kinetics400": (2048, 1.2e-3, 2.5e-4, 800, 200, 0.9, 2048, 7.5e-4, 75, "ce"),
-    }
-    for name, row in rows.items():
-        c = load_config(name)
-        e, t, f = c.encoder_phase, c.tokenizer_phase, c.finetune
-        found = (e.batch, e.learning_rate, t.learning_rate, e.epochs, t.epochs, c.mask.ratio)
-        assert (*found, f.batch, f.learning_rate, f.epochs, f.loss) == row, name
-        assert (c.encoder.width, c.encoder.depth, c.decoder.width) == (768, 12, 512), name
-        assert (c.decoder.depth, c.estimator.depth) == ((4, 4) if name == "kinetics400" else (16, 3)), name
-        assert (c.quantizer.sizes, c.quantizer.width, c.quantizer.decay) == ((256,) * 4, 256, 0.99), name
-        assert {p.weight_decay for p in (e, t, f)} == {1e-4}, name
-
-
-def test_audio_is_divided_by_twice_the_papers_deviation() -> None:
-    for name, mean, std in (("audioset2m", -4.4446096, 3.3216383), ("esc50", -6.6268077, 5.358466)):
-        data = load_config(name).data
-        assert data.mean == (mean,)
-        assert data.std == pytest.approx((2 * std,))
-
-
-def test_fine_tuning_masks_as_the_paper_says() -> None:
-    audio, image, video = (load_config(name).finetune.mask for name in ("audioset2m", "imagenet1k", "kinetics400"))
-    assert audio is not None
-    assert (audio.kind, audio.ratio) == ("axes", (0.2, 0.2))
-    assert image is not None
-    assert (image.kind, image.ratio) == ("random", 0.2)
-    assert video is None

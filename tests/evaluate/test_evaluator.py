@@ -19,7 +19,7 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError
 from bridle.evaluate import features, probe_command
-from bridle.evaluate.evaluator import Judge, protocol_of
+from bridle.evaluate.evaluator import Judge, protocol_of, while_training
 from bridle.evaluate.probe import LabelsResult, ProbeResult
 from bridle.evaluate.probe_command import data_protocol, knn_run, probe_run
 from bridle.models.build import build_encoder
@@ -223,6 +223,20 @@ def test_fewer_items_keep_their_folds(judge_of: Callable[..., Judge]) -> None:
     folds = [1 + (i >= 30) for i in range(60)]
     result = probe(judge_of(Splits(TensorSource(x=x, labels=labels), None, folds=folds), "probe.items=50"))
     assert [fold["test_items"] for fold in result.folds] == [25, 25]
+
+
+def test_the_probe_of_a_run_is_bounded_and_the_one_that_is_asked_for_is_not(
+    small: Callable[..., Config], tmp_path: Path
+) -> None:
+    config = small("probe.items=null", "probe.training_items=80", "schedule.iterations=1", steps=1)
+    found = api.pretrain(config, out=tmp_path / "run").results["evaluations"][0]["probe"]
+    assert (found["train_items"], found["test_items"]) == (80, 80)
+    asked = json.loads(probe_run(tmp_path / "run", []).read_text())["evaluations"][0]["probe"]
+    assert asked["train_items"] > 1000
+    fits = while_training(
+        small("probe.items=50", "probe.training_items=80"), Splits(TensorSource(x=torch.zeros(90, 1, 16, 16)), None)
+    )
+    assert fits.probe.items == 50
 
 
 def test_a_test_split_goes_before_folds(judge_of: Callable[..., Judge]) -> None:

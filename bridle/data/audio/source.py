@@ -25,7 +25,7 @@ from bridle.data.audio.decode import EXTENSIONS, Part, read_part, stream_wavefor
 from bridle.data.audio.logmel import FLOOR, LogMel
 from bridle.data.listing.folders import Listing, printable
 from bridle.data.listing.table import WHOLE, DataListing
-from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
+from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.keeper import kept
 from bridle.data.shards.tar_member import Place as FilePlace
@@ -67,7 +67,7 @@ class Recordings:
         self.classes, self.augment, self.views, self.trim = classes, augment, views, trim
         self.shape = Shape(geometry, front)
         self.front = front
-        self.changes_wave = augment.roll or augment.gain_db > 0 or augment.noise_db is not None
+        self.changes_wave = augment.roll or augment.gain_db > 0 or augment.gain_beta > 0 or augment.noise_db is not None
         # The cache holds features of whole clips, or their waveforms where those are what training changes.
         self.keeps_wave = augment.enabled and (
             self.changes_wave or (augment.mix_space == "waveform" and augment.mixup > 0)
@@ -164,6 +164,8 @@ class Recordings:
 
     def _change(self, wave: Tensor, generator: torch.Generator) -> Tensor:
         """Gain and noise."""
+        if self.augment.gain_beta > 0:
+            wave = scale_wave(wave, concentration=self.augment.gain_beta, generator=generator)
         if self.augment.gain_db > 0:
             wave = change_gain(wave, db=self.augment.gain_db, generator=generator)
         if self.augment.noise_db is not None:

@@ -41,6 +41,11 @@ def change_gain(wave: Tensor, *, db: float, generator: torch.Generator) -> Tenso
     return wave * amplitude(uniform(-db, db, generator))
 
 
+def scale_wave(wave: Tensor, *, concentration: float, generator: torch.Generator) -> Tensor:
+    """Times 0.5 + Beta(a, a), between 0.5 and 1.5: with a = 10 the gain of the paper's released code."""
+    return wave * (0.5 + draw_share(concentration, generator))
+
+
 def add_noise(wave: Tensor, *, snr_db: float, generator: torch.Generator) -> Tensor:
     """White Gaussian noise, `snr_db` … `snr_db` + 20 dB below the clip's own power; silence stays silent."""
     if not wave.any():
@@ -87,6 +92,17 @@ def erase(x: Tensor, *, probability: float, generator: torch.Generator) -> Tenso
             erased[..., top : top + h, left : left + w] = mean_colour(x)
             return erased
     return x
+
+
+def draw_share(concentration: float, generator: torch.Generator) -> float:
+    """λ ~ Beta(a, a) = g₁/(g₁ + g₂) with g ~ Gamma(a), as sigmoid(ln g₁ − ln g₂).
+
+    ln g = ln g' + ln u / a with g' ~ Gamma(a + 1), u uniform: for small a the g themselves are too small for a float.
+    """
+    two = torch.full((2,), concentration + 1, dtype=torch.float64)
+    u = 1 - torch.rand(2, generator=generator, dtype=torch.float64)  # in (0, 1]
+    own, other = torch._standard_gamma(two, generator=generator).log() + u.log() / concentration
+    return float(torch.sigmoid(own - other))
 
 
 def uniform(low: float, high: float, generator: torch.Generator) -> float:

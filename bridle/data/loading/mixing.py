@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
+from bridle.data.loading.augment import draw_share
 from bridle.data.loading.loader import load_sound
 from bridle.data.sources import Labels, Sample, Source, Viewed, class_shares
 from bridle.errors import DataError, UsageError
@@ -130,17 +131,6 @@ class Mixed:
                 "or set mixup and cutmix to 0."
             )
         return len(self.classes)
-
-
-def draw_share(concentration: float, generator: torch.Generator) -> float:
-    """λ ~ Beta(a, a) = g₁/(g₁ + g₂) with g ~ Gamma(a), as sigmoid(ln g₁ − ln g₂).
-
-    ln g = ln g' + ln u / a with g' ~ Gamma(a + 1), u uniform: for small a the g themselves are too small for a float.
-    """
-    two = torch.full((2,), concentration + 1, dtype=torch.float64)
-    u = 1 - torch.rand(2, generator=generator, dtype=torch.float64)  # in (0, 1]
-    own, other = torch._standard_gamma(two, generator=generator).log() + u.log() / concentration
-    return float(torch.sigmoid(own - other))
 
 
 class Pasted(NamedTuple):

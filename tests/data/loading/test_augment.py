@@ -19,6 +19,7 @@ from bridle.data.loading.augment import (
     mask_stripes,
     randaugment,
     roll,
+    scale_wave,
     warp,
 )
 from bridle.seeding import generator
@@ -56,6 +57,13 @@ def test_roll_keeps_every_sample_and_starts_anywhere() -> None:
         assert torch.equal(rolled, torch.cat([x[first:], x[:first]]))
         starts.add(first)
     assert starts == set(range(8))
+
+
+def test_the_released_gain_is_a_half_and_a_beta_draw() -> None:
+    gains = [float(scale_wave(torch.ones(1), concentration=10.0, generator=generator("gain", d))) for d in DRAWS]
+    assert 0.5 < min(gains) < 1 < max(gains) < 1.5
+    assert abs(np.mean(gains) - 1) < 0.03
+    assert abs(np.std(gains) - 0.109) < 0.03  # of Beta(10, 10)
 
 
 def test_gain_is_uniform_in_decibels_and_within_its_limit() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from bridle.config.training_schema import ProbeConfig
 from bridle.errors import ConfigError
 from bridle.evaluate.features import Features
 from bridle.evaluate.heads import sgd as heads_sgd
@@ -30,8 +31,8 @@ def clouds(items: int, *, spread: float = 0.6, seed: int = 0) -> Features:
 
 def fit(train: Features, **changes: Any) -> heads_sgd.TrainedHead:
     held = np.arange(len(train.y)) % 5 == 0
-    given: dict[str, Any] = {"optimizer": "sgd", "epochs": 3, "seed": 0, **changes}
-    return fit_head(train, held, **given)
+    seed = changes.pop("seed", 0)
+    return fit_head(train, held, settings=ProbeConfig(**{"head": "sgd", "epochs": 3, **changes}), seed=seed)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -40,7 +41,7 @@ def test_it_tells_classes_apart(optimizer: Literal["sgd", "adamw"], loss: Litera
     train, test = clouds(200), clouds(200, seed=1)
 
     def method(items: Features, held: np.ndarray) -> heads_sgd.TrainedHead:
-        return fit_head(items, held, optimizer=optimizer, loss=loss, epochs=3, seed=0)
+        return fit_head(items, held, settings=ProbeConfig(head=optimizer, loss=loss, epochs=3), seed=0)
 
     assert score_split(method, train, test, seed=0).as_dict()["accuracy"] > 0.8
 
@@ -74,7 +75,7 @@ def test_features_are_normalised_by_running_statistics_without_weights() -> None
     np.testing.assert_allclose(found.scores(train), expected.numpy(), atol=1e-6)
 
 
-@pytest.mark.parametrize("items", [9, heads_sgd.BATCH + 1])  # a leftover of one item would have no spread
+@pytest.mark.parametrize("items", [9, 257])  # a leftover of one item would have no spread
 def test_any_number_of_items_can_be_learned_from(items: int) -> None:
     assert np.isfinite(fit(clouds(items)).scores(clouds(20))).all()
 
@@ -83,7 +84,7 @@ def test_several_labels_are_learned_with_bce_and_ranked() -> None:
     random = np.random.default_rng(0)
     y = random.random((300, 3)) < 0.3
     x = (y @ random.normal(size=(3, 8)) + 0.2 * random.normal(size=(300, 8))).astype(np.float32)
-    found = fit(Features(x, y), optimizer="adamw")
+    found = fit(Features(x, y), head="adamw")
     assert mean_average_precision(found.scores(Features(x, y)), y) > 0.9
     with pytest.raises(ConfigError, match=r"probe\.loss: 'ce' needs one label per item"):
         fit(Features(x, y), loss="ce")
@@ -96,3 +97,31 @@ def test_losses_are_means_over_items_and_sums_over_settings() -> None:
     bce = (np.log(1 + np.exp(-2)) + np.log(2) + np.log(2) + np.log(1 + np.exp(-1))) / 2 + 2 * np.log(2)
     assert float(sum_of_losses(logits, y, "ce")) == pytest.approx(ce)
     assert float(sum_of_losses(logits, y, "bce")) == pytest.approx(bce)
+
+
+def test_a_given_learning_rate_is_taken_without_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(heads_sgd.LEARNING_RATES, "adamw", ())
+    head = fit(clouds(60), head="adamw", learning_rate=4e-3, epochs=1, batch=20)
+    assert head.setting == {"learning_rate": 4e-3}
+    assert 0 < head.weight.abs().max() <= 3 * 4e-3  # three steps of AdamW, and not FEWEST_STEPS of them
+
+
+def test_epochs_batch_and_warm_up_decide_rates_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.AdamW.step
+
+    def watched(self: torch.optim.AdamW) -> None:
+        rates.append(self.param_groups[0]["lr"])
+        step(self)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    fit(clouds(40), head="adamw", learning_rate=0.4, epochs=4, batch=20, warmup_epochs=1)
+    assert rates == pytest.approx([0.2, 0.4, 0.4, 0.3732, 0.3, 0.2, 0.1, 0.0268], abs=1e-4)
+
+
+def test_balanced_sampling_draws_rare_classes_as_often_as_common_ones() -> None:
+    y = torch.eye(2)[torch.tensor([0] * 90 + [1] * 10)]
+    settings = ProbeConfig(head="adamw", sampling="balanced", epoch_items=1000, batch=100)
+    drawn = np.concatenate(list(heads_sgd._batches(y, 40, 10, settings, seed=0)))
+    assert len(drawn) == 4000
+    assert abs((drawn >= 90).mean() - 0.5) < 0.03
