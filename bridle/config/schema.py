@@ -115,6 +115,8 @@ class QuantizerConfig(Section):
     )
     soft: Positive = 1  # k nearest codes as soft targets; 1 is hard
     soft_weights: Literal["even", "softmax"] = "even"
+    soft_temperature: Annotated[float, Field(gt=0.0)] = 0.1  # τ of softmax(−d²/τ)
+    soft_q: bool = True  # false: soft targets alone; q, the residual and the statistics take the nearest code
     kmeans_iterations: Positive = 10
 
     @property

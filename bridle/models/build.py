@@ -139,6 +139,8 @@ def build_quantizer(config: Config) -> ResidualQuantizer:
         reset_below=c.reset_below,
         soft=c.soft,
         soft_weights=c.soft_weights,
+        soft_temperature=c.soft_temperature,
+        soft_q=c.soft_q,
         kmeans_iterations=c.kmeans_iterations,
     )
 

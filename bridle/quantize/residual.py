@@ -63,6 +63,8 @@ class ResidualQuantizer(nn.Module):
         reset_below: float = 1,
         soft: int = 1,
         soft_weights: SoftWeights = "even",
+        soft_temperature: float = 0.1,
+        soft_q: bool = True,
         kmeans_iterations: int = 10,
     ) -> None:
         super().__init__()
@@ -71,6 +73,7 @@ class ResidualQuantizer(nn.Module):
         self.start, self.residual, self.update = start, residual, update
         self.decay, self.eps, self.reset_below = decay, eps, reset_below
         self.soft, self.soft_weights, self.kmeans_iterations = soft, soft_weights, kmeans_iterations
+        self.soft_temperature, self.soft_q = soft_temperature, soft_q
         self._check()
         stage_width = width // codebooks if residual == "independent" else width
         self.stages = nn.ModuleList(Codebook(codes=K, width=stage_width, update=update) for K in self.codes)
@@ -90,6 +93,8 @@ class ResidualQuantizer(nn.Module):
             )
         if not 1 <= self.soft <= min(self.codes):
             raise ConfigError(f"quantizer.soft is {self.soft}; expected 1 to {min(self.codes)}, the smallest codebook.")
+        if not self.soft_temperature > 0:
+            raise ConfigError(f"quantizer.soft_temperature is {self.soft_temperature}; expected a number above 0.")
         if not 0 < self.decay < 1 or self.eps < 0 or self.reset_below < 0 or self.kmeans_iterations < 0:
             raise ConfigError(
                 f"quantizer.decay {self.decay} must lie between 0 and 1; eps {self.eps}, "
@@ -277,7 +282,7 @@ class ResidualQuantizer(nn.Module):
     # --- helpers ---------------------------------------------------------------------------------------------------
 
     def _plan(self, codes: tuple[Tensor, ...]) -> Plan:
-        return Plan(codes, self.residual, self.soft, self.soft_weights)
+        return Plan(codes, self.residual, self.soft, self.soft_weights, self.soft_temperature, self.soft_q)
 
     def _rows(self, x: Tensor) -> Tensor:
         if x.dim() not in (2, 3) or x.shape[-1] != self.width or not x.is_floating_point():

@@ -92,7 +92,7 @@ class Quantized:
             return self.commitment
         tokens = max(1, len(self._x)) if self._valid is None else self._valid.sum().clamp_min(1)
         with full_precision(self._x.device):
-            total = self._hard_distance(live) if self.soft_codes is None else self._soft_distance(live)
+            total = self._soft_distance(live) if self._plan.blends else self._hard_distance(live)
         distance = (total / (tokens * self._plan.stages)).float()
         return distance - distance.detach() + self.commitment.detach()  # the value without the constant left out below
 
@@ -114,7 +114,7 @@ class Quantized:
 
     @torch.no_grad()
     def statistics(self) -> Statistics:
-        """n and ℓ of this batch with the codes of this forward; soft codes count their weights, padding nothing."""
+        """n and ℓ of this batch with the codes of this forward; blended codes count their weights, padding nothing."""
         codes, x = self._plan.codes, self._x.detach()
         # One more row than codes, where padding goes: no value there, finite or not, can reach a sum.
         n = [torch.zeros(len(c) + 1, dtype=torch.float64, device=x.device) for c in codes]
@@ -128,7 +128,7 @@ class Quantized:
                 for stage, v in enumerate(inputs):
                     wide = v.double()
                     for index, weight in counted[stage]:
-                        weighted = wide if self.soft_codes is None else wide * weight[part, None]
+                        weighted = wide * weight[part, None] if self._plan.blends else wide
                         l_sum[stage].index_add_(0, index[part], weighted)
         return Statistics(tuple(x[:-1].clone() for x in n), tuple(x[:-1].clone() for x in l_sum))
 
@@ -139,7 +139,7 @@ class Quantized:
 
     def _counted(self, stage: int) -> list[tuple[Tensor, Tensor]]:
         """(codes (S,), weights (S,)) to count for one stage: one pair, or one for each soft code."""
-        if self.soft_codes is None or self.soft_weights is None:
+        if self.soft_codes is None or self.soft_weights is None or not self._plan.blends:
             index = self._flat(self.codes)[:, stage]
             pairs = [(index, torch.ones((), dtype=torch.float64, device=index.device).expand(len(index)))]
         else:
@@ -156,7 +156,7 @@ class Quantized:
 
         def chosen(stage: int, _: Tensor) -> Tensor:
             code = vectors[stage]
-            if self.soft_codes is None or self.soft_weights is None:
+            if self.soft_codes is None or self.soft_weights is None or not self._plan.blends:
                 return code.index_select(0, self._flat(self.codes)[part, stage])
             soft, weights = self._flat(self.soft_codes)[part, stage], self._flat(self.soft_weights)[part, stage]
             return blend(code, soft, weights)

@@ -39,17 +39,24 @@ class Plan(NamedTuple):
     rule: Rule
     soft: int
     soft_weights: SoftWeights
+    soft_temperature: float = 1.0
+    soft_q: bool = True
 
     @property
     def stages(self) -> int:
         return len(self.codes)
+
+    @property
+    def blends(self) -> bool:
+        """Are q and the residual made of several codes a stage?"""
+        return self.soft > 1 and self.soft_q
 
 
 class Choice(NamedTuple):
     """The codes one stage took for some rows."""
 
     pick: Tensor  # (S,) the nearest
-    vector: Tensor  # (S, D); the weighted mean where several are taken
+    vector: Tensor  # (S, D); the weighted mean where the plan blends
     soft_pick: Tensor | None  # (S, k)
     soft_weight: Tensor | None  # (S, k)
 
@@ -92,12 +99,14 @@ def blend(code: Tensor, index: Tensor, weight: Tensor) -> Tensor:
 
 
 def soften(score: Tensor, code: Tensor, plan: Plan) -> Choice:
-    """The k codes with the largest scores and their weighted mean."""
+    """The k codes with the largest scores, their weights, and their weighted mean or the nearest of them."""
     top = torch.topk(score, plan.soft, dim=1)
-    # ‖v‖² is the same for all codes of a row, so softmax(−d²) is softmax(2·score).
+    # ‖v‖² is the same for all codes of a row, so softmax(−d²/τ) is softmax(2·score/τ).
     even = torch.full_like(top.values, 1 / plan.soft)
-    weight = even if plan.soft_weights == "even" else torch.softmax(2 * top.values, 1)
-    return Choice(top.indices[:, 0], blend(code, top.indices, weight), top.indices, weight)
+    weight = even if plan.soft_weights == "even" else torch.softmax(2 / plan.soft_temperature * top.values, 1)
+    pick = top.indices[:, 0]
+    vector = blend(code, top.indices, weight) if plan.soft_q else code.index_select(0, pick)
+    return Choice(pick, vector, top.indices, weight)
 
 
 def choose(v: Tensor, stage: int, plan: Plan, searcher: Searcher) -> Choice:
@@ -121,6 +130,8 @@ def assign(x: Tensor, plan: Plan, *, stages: int) -> Tensor:
     """Codes (S, stages) of raw latents (S, Dq), and nothing else."""
     if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
         return _assign_traced(x, plan, stages)
+    if not plan.blends:
+        plan = plan._replace(soft=1)  # labels alone are soft: codes do not depend on them
     rows = _rows(x, plan)
     searcher = Searcher(plan.codes[:stages], rows=rows, width=x.shape[1])
     codes = torch.empty(len(x), stages, dtype=torch.int64, device=x.device)
@@ -130,7 +141,7 @@ def assign(x: Tensor, plan: Plan, *, stages: int) -> Tensor:
         first_length = norms(e) if plan.rule == "perstage" else None
         for stage in range(stages):
             v = see(e, first_length, plan.rule, stage, plan.stages)
-            if plan.soft == 1 and stage + 1 == stages:
+            if not plan.blends and stage + 1 == stages:
                 codes[part, stage] = searcher.nearest(v, stage).pick
                 break
             choice = choose(v, stage, plan, searcher)
@@ -146,7 +157,7 @@ def _assign_traced(x: Tensor, plan: Plan, stages: int) -> Tensor:
     for stage, code in enumerate(plan.codes[:stages]):
         v = see(e, first_length, plan.rule, stage, plan.stages)
         score = torch.addmm(half_norms(code), v, code.t())
-        if plan.soft > 1:
+        if plan.blends:
             choice = soften(score, code, plan)
         else:
             pick = torch.argmax(score, 1)

@@ -254,13 +254,15 @@ def test_soft_codes_share_evenly_and_q_is_their_mean() -> None:
 
 
 def test_softmax_weights_follow_the_squared_distance() -> None:
-    rq, x = started("none", soft=3, soft_weights="softmax", codebooks=1), latents(30, seed=7)
+    rq, x = started("none", soft=3, soft_weights="softmax", soft_temperature=0.5, codebooks=1), latents(30, seed=7)
     found = rq(x)
     assert found.soft_codes is not None
     assert found.soft_weights is not None
     near = rq.code_vectors()[0][found.soft_codes[:, 0]].double()
     distance = (x.double()[:, None] - near).square().sum(-1)
-    torch.testing.assert_close(found.soft_weights[:, 0].double(), torch.softmax(-distance, 1), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        found.soft_weights[:, 0].double(), torch.softmax(-distance / 0.5, 1), rtol=1e-3, atol=1e-5
+    )
 
 
 def test_the_next_stage_sees_what_the_soft_mean_leaves() -> None:
@@ -325,3 +327,28 @@ def test_more_stages_than_there_are_are_refused() -> None:
 def test_settings_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ResidualQuantizer(**{"codebooks": 3, "codes": 8, "width": 12, **options})  # type: ignore[arg-type]
+
+
+def test_a_low_temperature_tells_the_nearest_code_from_the_others_and_a_high_one_does_not() -> None:
+    sharp, flat = (
+        started(soft=4, soft_weights="softmax", soft_temperature=t)(latents(200, seed=7)).soft_weights
+        for t in (0.01, 100.0)
+    )
+    assert sharp is not None and flat is not None
+    assert sharp[..., 0].mean() > 0.9
+    assert flat.max() < 0.27
+    with pytest.raises(ConfigError, match="soft_temperature is 0"):
+        ResidualQuantizer(soft_temperature=0)
+
+
+@pytest.mark.parametrize("rule", ["once", "perstage", "none", "independent"])
+def test_soft_labels_leave_codes_q_and_statistics_as_hard_ones_have_them(rule: str) -> None:
+    hard, labels = started(rule), started(rule, soft=3, soft_q=False)
+    labels.load_state_dict(hard.state_dict())
+    x = latents(200, seed=7)
+    a, b = hard(x), labels(x)
+    assert torch.equal(a.codes, b.codes) and torch.equal(labels.assign(x), a.codes)
+    assert torch.equal(a.q, b.q)
+    assert all(torch.equal(m, n) for m, n in zip(a.statistics().n, b.statistics().n, strict=True))
+    assert all(torch.equal(m, n) for m, n in zip(a.statistics().l_sum, b.statistics().l_sum, strict=True))
+    assert b.soft_codes is not None and torch.equal(b.soft_codes[..., 0], a.codes)
