@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bridle.api import Finished, pretrain
+    from bridle.data.arrays.decode import Signal
+    from bridle.data.arrays.modality import array_modality
+    from bridle.data.modality import Modality, register_modality
     from bridle.infer.files import FileCodes, FileFeatures
     from bridle.infer.model import Model, load
     from bridle.infer.read import read_codes, read_features
@@ -27,15 +30,19 @@ __all__ = [
     "FileFeatures",
     "Finished",
     "Index",
+    "Modality",
     "Model",
+    "Signal",
     "Tokenizer",
     "__version__",
+    "array_modality",
     "load",
     "open_index",
     "pretrain",
     "read_codes",
     "read_features",
     "read_sequences",
+    "register_modality",
     "register_tokenizer",
 ]
 
@@ -51,6 +58,10 @@ _HOME = {
     "read_sequences": "bridle.infer.sequence_files",
     "Tokenizer": "bridle.models.tokenizer",
     "register_tokenizer": "bridle.models.tokenizer",
+    "register_modality": "bridle.data.modality",
+    "Modality": "bridle.data.modality",
+    "array_modality": "bridle.data.arrays.modality",
+    "Signal": "bridle.data.arrays.decode",
     "open_index": "bridle.search.query",
     "Index": "bridle.search.query",
 }

@@ -19,6 +19,7 @@ from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
 from bridle.data.loading.loader import measure
 from bridle.data.loading.mixing import mixed
+from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.evaluator import Judge, going_on, probe_header, while_training
@@ -216,7 +217,7 @@ def _complete(config: Config, folder: Path, train: Callable[[], Source], progres
 
     def measured() -> list[list[float]]:
         moments = measure(train(), seed=config.seed, grid=config.geometry.build().grid)
-        std = data_std(moments, config.data.source)
+        std = data_std(moments, modality_of(config))
         progress.note(
             f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "
             f"std {[round(s, 4) for s in std]}"

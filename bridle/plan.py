@@ -27,7 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from bridle.bench.cost import StepCosts, encoder_step, pretend_nets, tokenizer_step
 from bridle.config import Config
 from bridle.config.schema import FinetuneConfig, PhaseConfig
-from bridle.data.build import EMBEDDED, open_data
+from bridle.data.build import open_data
+from bridle.data.modality import modality_of
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import Nets
 from bridle.nn.transformer import Block
@@ -216,7 +217,7 @@ def make_plan(
 def known_samples(config: Config) -> int | None:
     """Samples of the training set: counted where the data is at hand, else as published; None where neither is."""
     data = config.data
-    if data.source in EMBEDDED or data.root is not None or data.manifest is not None:
+    if modality_of(config).open_embedded is not None or data.root is not None or data.manifest is not None:
         return len(open_data(config).train)
     return PUBLISHED.get(config.name)
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from bridle.config import Config, load_config
-from bridle.data.arrays.source import SignalReader
+from bridle.data.arrays.source import SignalFormat, SignalReader
 from bridle.data.sources import Window
 from bridle.infer.model import Model
 from bridle.models.build import build_nets
@@ -33,7 +33,7 @@ def signal_model(*overrides: str, trained: bool = True) -> Model:
     """2 channels, windows of 12 frames, patches of 3: 4 tokens; 2 books of 16."""
     shape = ("geometry.channels=2", "geometry.input=[12]", "geometry.patch=[3]", "quantizer.codes=16")
     model = build_model(load_config("signal", [*SIZES, *shape, *overrides]), trained=trained)
-    model.reader = SignalReader(geometry=model.geometry)
+    model.reader = SignalReader(format=SignalFormat(model.geometry))
     return model
 
 

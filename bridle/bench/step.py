@@ -38,9 +38,9 @@ from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase, hidden_positions, targets
 from bridle.train.run import Run, open_machine
 
-MODALITIES = ("audio", "image", "video")
 SIZES = ("tiny", "small", "base")
-PAPER = {"audio": "audioset2m", "image": "imagenet1k", "video": "kinetics400"}  # the shapes of base models
+PAPER = {"audio": "audioset2m", "image": "imagenet1k", "video": "kinetics400"}  # the shapes of base models, by recipe
+MODALITIES = tuple(PAPER)
 ROWS = {"tiny": 32, "small": 4, "base": 2}
 REPEATS = {"tiny": 11, "small": 7, "base": 3}
 DEFAULT = tuple((modality, size) for size in SIZES for modality in MODALITIES)

@@ -18,7 +18,9 @@ def data_check(
         Path, typer.Argument(metavar="PATH", help="A folder of media files, a manifest, one file, or shards.")
     ],
     out: Annotated[Path | None, typer.Option(help="Also write every finding to this JSONL file.")] = None,
-    kind: Annotated[str, typer.Option(help="Only audio (also of videos), image or video files.")] = "auto",
+    kind: Annotated[
+        str, typer.Option(help="Only files of this kind: audio (also of videos), image, video, signal.")
+    ] = "auto",
     rate: Annotated[int | None, typer.Option(min=1, help="The right sample rate; the commonest without it.")] = None,
     shortest: Annotated[float, typer.Option(min=0.0, help="Seconds below which a file is too short.")] = 0.1,
     frames: Annotated[int, typer.Option(min=1, help="Frames of each video that are decoded.")] = 300,
@@ -75,12 +77,12 @@ def data_stats(
     Example:  bridle data stats recordings/ --recipe audio geometry.input=[512,128]
     """
     from bridle.config import load_config
-    from bridle.data.inspect.statistics import guess_recipe, measure_data
+    from bridle.data.inspect.statistics import guess_modality, measure_data
     from bridle.report.data_tables import availability_table, following, statistics_lines
 
-    name = recipe or guess_recipe(path)
-    where = f"data.manifest={path}" if path.is_file() else f"data.root={path}"
-    config = load_config(name, [*(overrides or []), where])
+    name, *settings = (recipe,) if recipe else guess_modality(path).own_recipe
+    settings += [*(overrides or []), f"data.manifest={path}" if path.is_file() else f"data.root={path}"]
+    config = load_config(name, settings)
     with following("measured", "items") as tell:
         found = measure_data(config, limit=limit, workers=all_cores() if workers is None else workers, tell=tell)
     typer.echo(f"recipe    {name}{'' if recipe else ' (by the names of the files)'}")
@@ -88,7 +90,7 @@ def data_stats(
         typer.echo(line)
     if (table := availability_table(found)) is not None:
         console().print(table)
-    command = ["bridle", "pretrain", name, *(overrides or []), where, *found.overrides(), "--out", "runs/NAME"]
+    command = ["bridle", "pretrain", name, *settings, *found.overrides(), "--out", "runs/NAME"]
     typer.echo(f"Next:  {shlex.join(command)}")
 
 
@@ -126,7 +128,9 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
 def data_shard(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")],
     out: Annotated[Path, typer.Option(help="The folder for the shards; the same command goes on where it stopped.")],
-    source: Annotated[str | None, typer.Option(help="images, audio or video; told by the files without it.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="images, audio, video or signals; told by the files without it.")
+    ] = None,
     shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes of a shard, about.")] = 256,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; all cores without it.")] = None,
 ) -> None:
@@ -144,8 +148,8 @@ def data_shard(
     with following("wrote", "samples") as tell:
         done = write_shards(
             todo.found,
-            source=todo.source,
-            extensions=todo.extensions,
+            source=todo.modality.name,
+            extensions=todo.modality.extensions,
             root=todo.root,
             out=out,
             shard_mb=shard_mb,
@@ -153,12 +157,12 @@ def data_shard(
             tell=tell,
         )
     parts = ", ".join(f"{count:,} {split}" for split, count in done.samples.items())
-    typer.echo(f"wrote {out}: {done.shards:,} shards, {done.bytes / 1e6:,.1f} MB, {parts} ({todo.source})")
+    typer.echo(f"wrote {out}: {done.shards:,} shards, {done.bytes / 1e6:,.1f} MB, {parts} ({todo.modality.name})")
     if done.kept:
         typer.echo(f"{done.kept:,} of the shards were there already and are kept")
     if done.renamed:
         typer.echo(f"{done.renamed:,} samples have another key than their name, which is in their .json")
     if done.skipped:
         typer.echo(f"{done.skipped:,} files could not be read; see {out / SKIPPED}", err=True)
-    recipe = {"images": "image"}.get(todo.source, todo.source)
+    recipe = shlex.join(todo.modality.own_recipe)
     typer.echo(f"Next:  bridle pretrain {recipe} data.root={shlex.quote(str(out))} --out runs/NAME")

@@ -1,18 +1,44 @@
-"""The sections of a config that say where samples come from and what is done to them before a network sees them."""
+"""The sections of a config that say where samples come from and what is done to them before a network sees them.
+
+`SOURCES` are the values of data.source; the record behind each is a `bridle.data.modality.Modality`.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import difflib
+from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from bridle.config.section import Positive, Section
+from bridle.errors import quoted
+
+
+class SourceEntry(NamedTuple):
+    """What a config needs to know of a data source without loading its code."""
+
+    module: str  # holds MODALITIES, a tuple of Modality records; "" for one that was registered from outside
+    section: str | None = None  # the config section with its settings
+    can_trim: bool = False  # does data.trim apply to it
+
+
+# An ending that two kinds of files share (.mp4) belongs to the first of them.
+SOURCES: dict[str, SourceEntry] = {
+    "digits": SourceEntry("bridle.data.embedded.modality"),
+    "moving-digits": SourceEntry("bridle.data.embedded.modality"),
+    "sounds": SourceEntry("bridle.data.embedded.modality"),
+    "video": SourceEntry("bridle.data.video.modality", section="video"),
+    "images": SourceEntry("bridle.data.image.modality"),
+    "audio": SourceEntry("bridle.data.audio.modality", section="audio", can_trim=True),
+    "signals": SourceEntry("bridle.data.arrays.modality", section="signals"),
+    "dataset": SourceEntry("bridle.data.arrays.modality"),
+}
 
 
 class DataConfig(Section):
     """Where samples come from. Either `root` (a folder) or `manifest` (a list of files) names your own data."""
 
-    source: Literal["digits", "moving-digits", "sounds", "images", "audio", "video", "signals", "dataset"]
+    source: str  # one of SOURCES
     root: str | None = None
     manifest: str | None = None  # CSV, TSV or JSONL: path, optional start, end, label or labels, split, fold
     layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: told by what root holds
@@ -28,11 +54,23 @@ class DataConfig(Section):
     workers: Annotated[int, Field(ge=0)] = 0
     bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable
 
+    @field_validator("source")
+    @classmethod
+    def _check_source(cls, source: str) -> str:
+        if source not in SOURCES:
+            near = difflib.get_close_matches(source, SOURCES, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(SOURCES)}."
+            raise ValueError(
+                f"data.source: {quoted(source)} is not a known source; {hint} A modality of your own is known after "
+                "its file is loaded: bridle --plugin FILE"
+            )
+        return source
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.mean is None) != (self.std is None):
             raise ValueError("data.mean: give data.mean and data.std together, or neither to have them measured")
-        if self.trim and self.source != "audio":
+        if self.trim and not SOURCES[self.source].can_trim:
             raise ValueError(f"data.trim: only recordings can be trimmed, not data.source '{self.source}'")
         return self
 
@@ -63,6 +101,12 @@ class VideoConfig(Section):
     timeout: Annotated[float, Field(gt=0.0)] = 60.0  # seconds a file may take to decode
 
 
+class SignalsConfig(Section):
+    """Signals in arrays of numbers."""
+
+    sample_rate: Annotated[float, Field(gt=0.0)] | None = None  # Hz; gives times to tokens; None: not known
+
+
 class AugmentConfig(Section):
     """Random changes of a training sample; each kind of data uses those that concern it."""
 
@@ -74,7 +118,7 @@ class AugmentConfig(Section):
     randaugment: Annotated[int, Field(ge=0)] = 0  # operations per picture
     randaugment_magnitude: Annotated[float, Field(ge=0.0, le=10.0)] = 9.0
     erase: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0  # probability of erasing a random box
-    # Sound.
+    # Sound and signals.
     roll: bool = False  # start at a random time, what falls off the end comes first
     gain_db: Annotated[float, Field(ge=0.0)] = 0.0  # louder or softer by up to this much
     gain_beta: Annotated[float, Field(ge=0.0)] = 0.0  # times 0.5 + Beta(a, a); 0 is off

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bridle.config.data_schema import SOURCES
 from bridle.config.schema import Config, QuantizerConfig
 from bridle.config.strict_yaml import Entry, Path, Table, merge, nest, read_document, read_value
 from bridle.errors import ConfigError, UsageError, quoted
@@ -68,9 +69,13 @@ def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
 
 
 def dump_config(config: Config) -> str:
-    """The config as YAML with every value written out; `read_config` gives the same config back."""
+    """The config as YAML with every value written out; `read_config` gives the same config back.
+
+    Settings of registered modalities that the config does not use are left out: it can be read without them.
+    """
+    foreign = {entry.section for name, entry in SOURCES.items() if not entry.module and name != config.data.source}
     lines = []
-    for key, value in config.model_dump(mode="json").items():
+    for key, value in config.model_dump(mode="json", exclude={key for key in foreign if key}).items():
         if not isinstance(value, dict):
             lines.append(f"{key}: {json.dumps(value, ensure_ascii=False)}")  # JSON is YAML 1.2
             continue

@@ -10,8 +10,17 @@ from math import prod
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.fields import FieldInfo
 
-from bridle.config.data_schema import AudioConfig, AugmentConfig, DataConfig, VideoConfig
+from bridle.config.data_schema import (
+    SOURCES,
+    AudioConfig,
+    AugmentConfig,
+    DataConfig,
+    SignalsConfig,
+    SourceEntry,
+    VideoConfig,
+)
 from bridle.config.section import Codes, Count, Positive, Section, Share, Sizes, Width
 from bridle.config.training_schema import (
     EncoderPhaseConfig,
@@ -22,7 +31,7 @@ from bridle.config.training_schema import (
     RuntimeConfig,
     ScheduleConfig,
 )
-from bridle.errors import ConfigError
+from bridle.errors import ConfigError, UsageError, quoted
 from bridle.geometry import Geometry
 
 __all__ = [
@@ -43,6 +52,7 @@ __all__ = [
     "QuantizerConfig",
     "RuntimeConfig",
     "ScheduleConfig",
+    "SignalsConfig",
     "TokenizerConfig",
     "TrunkConfig",
     "VideoConfig",
@@ -167,6 +177,7 @@ class Config(Section):
     data: DataConfig
     audio: AudioConfig = AudioConfig()
     video: VideoConfig = VideoConfig()
+    signals: SignalsConfig = SignalsConfig()
     augment: AugmentConfig = AugmentConfig()
     encoder: EncoderConfig
     decoder: DecoderConfig
@@ -299,3 +310,18 @@ class Config(Section):
 
 def _nearest_divisor(width: int, wanted: int) -> int:
     return min((d for d in range(1, width + 1) if width % d == 0), key=lambda d: (abs(d - wanted), d))
+
+
+def add_source(name: str, *, section: type[Section] | None) -> None:
+    """Make `name` a value of data.source and, where it has settings, `section` a section of that name in every Config.
+
+    UsageError where the package itself has that source or section.
+    """
+    if name in SOURCES and SOURCES[name].module:
+        raise UsageError(f"data.source {quoted(name)} comes with bridle; register your modality under another name.")
+    if name not in SOURCES and name in Config.model_fields:
+        raise UsageError(f"{quoted(name)} is a section of every config; register your modality under another name.")
+    if section is not None:
+        Config.model_fields[name] = FieldInfo.from_annotated_attribute(section, section())
+        Config.model_rebuild(force=True)
+    SOURCES[name] = SourceEntry(module="", section=None if section is None else name)

@@ -30,6 +30,13 @@ class Sample(NamedTuple):
     valid: Tensor | None = None  # (T,) bool; False where a token is padding; None means all tokens are real
 
 
+class Sound(NamedTuple):
+    """Something to listen to."""
+
+    wave: Tensor  # (N,) in ±1
+    rate: int  # samples per second
+
+
 class Source(Protocol):
     """An indexed collection of samples. `load` raises DataError for a sample that cannot be used."""
 
@@ -61,6 +68,24 @@ class Viewed(Protocol):
 
     def load_view(self, index: int, view: int) -> Sample:
         """Part `view` of `views` of sample `index`, un-augmented, spread evenly over the item."""
+        ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A source whose items have a length in time."""
+
+    def seconds(self, index: int) -> float | None:
+        """Length of item `index`, without decoding it where its file tells; None where that cannot be known."""
+        ...
+
+
+@runtime_checkable
+class Audible(Protocol):
+    """A source whose samples can be listened to."""
+
+    def listen(self, index: int) -> Sound:
+        """What un-augmented sample `index` sounds like."""
         ...
 
 

@@ -21,6 +21,7 @@ from bridle.console import ProgressLine, clock
 from bridle.data.build import is_labelled
 from bridle.data.digests import data_digest, splits_digest
 from bridle.data.loading.loader import Batch, Loader, sequential
+from bridle.data.modality import settings_of
 from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import part_of
 from bridle.errors import DataError
@@ -280,11 +281,8 @@ class Judge:
     def inputs(self) -> dict[str, Any]:
         """The settings that make inputs of items."""
         aside = {"root", "manifest", "workers", "cache_mb", "bad_share"}
-        sections = ("geometry", "audio", "video")
-        return {
-            "data": self.config.data.model_dump(mode="json", exclude=aside),
-            **{name: getattr(self.config, name).model_dump(mode="json") for name in sections},
-        }
+        sections = {"data": self.config.data, "geometry": self.config.geometry, **settings_of(self.config)}
+        return {name: section.model_dump(mode="json", exclude=aside) for name, section in sections.items()}
 
     def vectors(self, features: Callable[[Tensor, Tensor | None], Tensor]) -> Collect:
         def collect(source: Source) -> Features:

@@ -10,19 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bridle.config import Config
+from bridle.data.modality import modality_of
 from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.runs import items, main_score, mapping, number, score_name, whole
 
-TAGS = {
-    "digits": ("image-feature-extraction", "16×16 digit images that come with the package (scikit-learn's digits)"),
-    "moving-digits": ("feature-extraction", "generated clips of moving digits that come with the package"),
-    "sounds": ("feature-extraction", "generated sounds that come with the package"),
-    "images": ("image-feature-extraction", "images"),
-    "audio": ("feature-extraction", "recordings"),
-    "video": ("feature-extraction", "videos"),
-    "signals": ("feature-extraction", "signals"),
-    "dataset": ("feature-extraction", "a Dataset given from Python"),
-}
 UNKNOWN = "not stated; ask whoever trained the model before you use it beyond research"
 BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
 
@@ -35,10 +26,9 @@ def model_card(config: Config, about: Mapping[str, Any]) -> str:
 
 
 def _head(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
-    task, _ = TAGS[config.data.source]
     yield "---"
     yield "library_name: bridle"
-    yield f"pipeline_tag: {task}"
+    yield f"pipeline_tag: {modality_of(config).task}"
     codes = "" if about.get("tokenizer") is None else "residual-quantization, "
     yield f"tags: [self-supervised, {codes}bridle]"
     yield f"model_name: {json.dumps(config.name)}"  # JSON is YAML
@@ -91,9 +81,9 @@ def _use(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _data(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
-    name, (_, kind) = about.get("data"), TAGS[config.data.source]
+    name = about.get("data")
     yield "## Data"
-    yield f"- trained on: {kind}" + (f", {plain(name)}" if name else "")
+    yield f"- trained on: {modality_of(config).items}" + (f", {plain(name)}" if name else "")
     yield f"- licence of the data: {plain(about.get('data_licence') or UNKNOWN)}"
     mean, std = config.data.mean, config.data.std
     if mean is not None and std is not None:
@@ -110,7 +100,7 @@ def _training(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
     yield "## Training"
     yield f"Recipe {plain(config.name)}, seed {config.seed}, {config.schedule.mode}; `config.yaml` has every setting."
     yield "To train it again: `bridle pretrain config.yaml --out runs/again`" + (
-        " with `data.root=FOLDER`." if config.data.source in ("images", "audio", "video", "signals") else "."
+        " with `data.root=FOLDER`." if modality_of(config).reads_files else "."
     )
     versions = ", ".join(f"{plain(key)} {plain(value)}" for key, value in mapping(about.get("made_with")).items())
     if versions:

@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from bridle.data.modality import modality_of
 from bridle.errors import UsageError
 from bridle.export.load import Trained
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
 from bridle.seeding import generator
 
-PADDED = ("audio", "video", "signals")  # sources whose files may end before the input is full
 FEATURES_WITHIN, CODES_EQUAL = 1e-4, 0.999
 
 
@@ -109,7 +109,7 @@ def graphs_of(trained: Trained) -> list[Graph]:
     if config.data.mean is None or config.data.std is None:
         raise UsageError(f"model {config.name!r} has no normalisation statistics in its config.")
     normalised = Normalised(config.data.mean, config.data.std, rank=geometry.rank)
-    padded = ("x", "valid") if config.data.source in PADDED else ("x",)
+    padded = ("x", "valid") if modality_of(config).can_be_padded else ("x",)
     shape, tokens = geometry.shape, geometry.tokens
     encoder = EncoderGraph(normalised, trained.encoder).eval()
     found = [Graph("encoder", encoder, padded, "features", shape, tokens)]

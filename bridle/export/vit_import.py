@@ -14,17 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridle.config import Config, load_config
+from bridle.data.modality import VitInput, file_modalities
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import require_free, write_folder
 from bridle.export.load import Facts, Trained
 from bridle.models.build import build_encoder
 from bridle.models.vit_import import USUAL_HEAD, Started, VitShape, load_vit, vit_shape
 from bridle.models.vit_names import several
-
-# Whose normalisation is meant where nothing is said: what MAE, AudioMAE and VideoMAE were trained with.
-PICTURES = "data.mean=[0.485, 0.456, 0.406]", "data.std=[0.229, 0.224, 0.225]"
-SOUNDS = "data.mean=[-4.2677393]", "data.std=[9.1379948]"  # the field divides by twice the 4.5689974 it states
-BANDS = 128  # mel bands of almost every published model
 
 
 class Imported(NamedTuple):
@@ -49,7 +45,7 @@ def import_vit(
     shape = vit_shape(path)
     if not shape.learned_elsewhere:
         raise UsageError(f"{quoted(path)} is an export of bridle already; use it as it is.")
-    recipe = recipe or kind_of(shape)
+    recipe = recipe or recipe_of(shape)
     config = config_of(shape, path, recipe, overrides)
     if config.data.mean is None or config.data.std is None:
         raise UsageError(
@@ -64,28 +60,41 @@ def import_vit(
     return Imported(trained, recipe, tuple(lines_of(trained.config, started, recipe)))
 
 
-def kind_of(shape: VitShape) -> str:
-    """The recipe that a file's patches call for."""
-    if len(shape.patch) == 3:
-        return "video"
-    return "audio" if shape.channels == 1 else "image"
+def recipe_of(shape: VitShape) -> str:
+    """The recipe that a file's patches call for; one with as many channels comes first."""
+    fitting = [
+        (modality.vit_input.channels is None, modality.kind)
+        for modality in file_modalities()
+        if modality.vit_input is not None
+        and modality.vit_input.axes == len(shape.patch)
+        and modality.vit_input.channels in (None, shape.channels)
+    ]
+    if not fitting:
+        raise UsageError(f"no modality has patches with {len(shape.patch)} axes as this file has; give --recipe.")
+    return min(fitting)[1]
+
+
+def input_facts(recipe: str) -> VitInput | None:
+    """How published ViTs are fed that read such files; None for recipes of a data set, which say it themselves."""
+    return next((modality.vit_input for modality in file_modalities() if modality.kind == recipe), None)
 
 
 def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]) -> Config:
     """The recipe with what the file tells, then the user's overrides."""
     heads = shape.width // USUAL_HEAD if shape.width % USUAL_HEAD == 0 else 1
+    usual = input_facts(recipe)
     told = [
         # In quotes: a file called 123 or true is not a number.
         f'name="{path.stem}"' if path.stem.replace("-", "").replace("_", "").isalnum() else "name=imported",
         f"geometry.channels={shape.channels}",
         f"geometry.patch={list(shape.patch)}",
-        f"geometry.input={list(input_of(shape, recipe))}",
+        f"geometry.input={list(input_of(shape, None if usual is None else usual.bands))}",
         f"encoder.width={shape.width}",
         f"encoder.depth={shape.depth}",
         f"encoder.heads={heads}",
         f"encoder.mlp_ratio={shape.hidden / shape.width}",
         f"encoder.class_token={'true' if shape.class_token else 'false'}",
-        *{"image": PICTURES, "video": PICTURES, "audio": SOUNDS}.get(recipe, ()),
+        *(() if usual is None else (f"data.mean={list(usual.mean)}", f"data.std={list(usual.std)}")),
     ]
     named = (
         []
@@ -95,11 +104,11 @@ def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]
     return load_config(recipe, [*told, *named, *overrides])
 
 
-def input_of(shape: VitShape, recipe: str) -> tuple[int, ...]:
-    """The size of input that the file's positions are for, or else a usual one."""
+def input_of(shape: VitShape, bands: int | None) -> tuple[int, ...]:
+    """The size of input that the file's positions are for, or else a usual one; `bands` is its last size if known."""
     patch, count = shape.patch, shape.positions
-    if recipe == "audio":
-        bands = BANDS // patch[1]
+    if bands is not None:
+        bands //= patch[1]
         rows = count // bands if count is not None and count % bands == 0 else 64
         return rows * patch[0], bands * patch[1]
     side = isqrt(count) if count is not None and isqrt(count) ** 2 == count else 224 // patch[-1]

@@ -13,12 +13,13 @@ from pathlib import Path
 from rich.console import Console
 
 from bridle.config import load_config
+from bridle.data.embedded.modality import MODALITIES as EMBEDDED
 from bridle.grid.subprocesses import run_beside
 from bridle.report.page import read_run, write_report
 from bridle.report.tables import results_table
 from bridle.report.token_maps import gallery_of
 
-MODALITIES = {"image": "digits-tiny", "video": "moving-digits-tiny", "audio": "sounds-tiny"}
+MODALITIES = {modality.kind: f"{modality.name}-tiny" for modality in EMBEDDED}  # recipes
 
 
 def demo_arguments(modality: str, *, seed: int) -> dict[str, list[str]]:

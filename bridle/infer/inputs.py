@@ -60,7 +60,7 @@ class Item(NamedTuple):
             raise DataError(" ".join(scanned(self.place, reader).damage) or f"{quoted(self.place)} was damaged before.")
         if self.span == WHOLE:
             return reader.windows(self.place)
-        if not isinstance(reader, SpanReader):
+        if not isinstance(reader, SpanReader) or not reader.timed:
             raise UsageError(f"{quoted(self.name)} is a part in seconds, but this model's files have no time axis.")
         return reader.windows_between(self.place, start=self.span[0], end=self.span[1])
 
@@ -170,7 +170,7 @@ def whole_or_members(path: Path, reader: Reader, notes: list[str]) -> Iterator[I
     found = scanned(path, reader)
     notes += found.notes
     for name, offset, size, row in found.samples:
-        yield Item(Member(path, name, offset, size), row.span if isinstance(reader, SpanReader) else WHOLE)
+        yield Item(Member(path, name, offset, size), row.span if reader.timed else WHOLE)
     if found.damage:
         yield Item(path)
     elif not found.samples:
@@ -216,7 +216,7 @@ def in_manifest(file: Path, reader: Reader) -> Iterator[Item]:
         if not isinstance(path, str) or not path.strip():
             raise DataError(f"{where} has no path; give each file's path in 'path'.")
         span = span_of(values, where)
-        if span != WHOLE and not isinstance(reader, SpanReader):
+        if span != WHOLE and not reader.timed:
             raise UsageError(
                 f"{where} gives a start or end in seconds, but this model reads {' '.join(reader.extensions)} files, "
                 "which have no time axis; leave them out."

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from bridle.config import Config
 from bridle.data.build import open_reader
 from bridle.data.loading.loader import moments_tensors, normalise
+from bridle.data.modality import modality_of, settings_of
 from bridle.data.sources import Reader
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import write_folder
@@ -51,7 +52,6 @@ Pooling = Literal["mean", "axis", "class"]
 
 BATCH = 16  # windows that go through the networks together
 ARRAY_BATCH = 64  # inputs of an array that do
-PICTURED = ("images", "video", "digits", "moving-digits")  # sources whose numbers are shares of full brightness
 
 
 class Model:
@@ -268,7 +268,7 @@ class Model:
     @property
     def token_times(self) -> NDArray[np.float64] | None:
         """(T,) seconds into the input at which each token begins; None where frames have no rate of their own."""
-        if self.config.data.source != "audio" or self.reader.frame_seconds is None:
+        if modality_of(self.config).open_reader is None or self.reader.frame_seconds is None:
             return None
         return self.token_starts[:, 0].astype(np.float64) * self.reader.frame_seconds
 
@@ -281,7 +281,7 @@ class Model:
     def fingerprint(self) -> str:
         """16 hex digits that change with anything the codes or features of a file depend on."""
         config = self.config
-        seen = {"geometry": config.geometry, "audio": config.audio, "video": config.video}
+        seen = {"geometry": config.geometry, **settings_of(config)}
         settings: dict[str, Any] = {name: section.model_dump(mode="json") for name, section in seen.items()}
         settings["mean"], settings["std"] = self.mean.tolist(), self.std.tolist()
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -377,7 +377,7 @@ class Model:
         return tuple(self._pooled(encoded, part.valid, pool, axis).float() for encoded in found)
 
     def _batches(self, x: ArrayLike, valid: ArrayLike | None, batch: int) -> Iterator[Batch]:
-        bytes_as_unit = self.config.data.source in PICTURED
+        bytes_as_unit = modality_of(self.config).is_unit_range
         for part in batches(x, valid, self.geometry, size=batch, bytes_as_unit=bytes_as_unit):
             yield part._replace(valid=None if part.valid is None else part.valid.to(self.device))
 

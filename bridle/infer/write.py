@@ -19,6 +19,7 @@ import numpy as np
 
 from bridle import distributed
 from bridle.console import ProgressLine
+from bridle.data.modality import settings_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked_folder
 from bridle.infer import parts_folder as corpora
@@ -128,9 +129,7 @@ def _header(model: Model, kind: str, more: Mapping[str, Any]) -> dict[str, Any]:
 
 def _front(model: Model) -> dict[str, Any]:
     """How files become frames, where that is a choice."""
-    config = model.config
-    sections = {"audio": config.audio, "video": config.video}
-    return {name: section.model_dump(mode="json") for name, section in sections.items() if name == config.data.source}
+    return {name: section.model_dump(mode="json") for name, section in settings_of(model.config).items()}
 
 
 def _run(

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bridle.console import ProgressLine, clock
 from bridle.data.inspect.check import Lengths, Report
-from bridle.data.inspect.inspection import UNUSABLE
+from bridle.data.inspect.findings import UNUSABLE
 from bridle.data.inspect.statistics import ClassSizes, Statistics, numbers
 from bridle.errors import Interrupted
 

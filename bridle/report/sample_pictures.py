@@ -14,16 +14,16 @@ import colorsys
 import io
 import itertools
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bridle.data.modality import Drawing
 from bridle.geometry import Geometry
 
 Picture = NDArray[np.uint8]  # (H, W, 4)
-Kind = Literal["line", "picture", "spectrogram", "frames"]
 
 LINE_HEIGHT, LINE_WIDTH = 72, 480
 FRAMES_IN_ROW = 8
@@ -51,7 +51,7 @@ class Limits(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, x: Tensor, kind: Kind) -> Limits:
+    def of(cls, x: Tensor, kind: Drawing) -> Limits:
         """For samples (N, C, *input): 0 … 1 where pictures keep to it, else what 99 % of all values lie within."""
         values = x.float().flatten()
         values = values[:: max(1, len(values) // 1_000_000)]
@@ -64,7 +64,7 @@ class Limits(NamedTuple):
 class Canvas:
     """Draws samples of one geometry; `boxes` tells where each token is."""
 
-    def __init__(self, geometry: Geometry, *, kind: Kind, limits: Limits) -> None:
+    def __init__(self, geometry: Geometry, *, kind: Drawing, limits: Limits) -> None:
         self.geometry, self.kind, self.limits = geometry, kind, limits
         self.boxes = _boxes(geometry, kind)
         self.height = max(box.top + box.height for box in self.boxes)
@@ -113,13 +113,7 @@ class Canvas:
         return np.concatenate([part for patch in cut for part in (patch, gap)][:-1], axis=1)
 
 
-def kind_of(geometry: Geometry, *, is_sound: bool) -> Kind | None:
-    """How samples of this geometry are drawn; None with more axes than a page has."""
-    kinds: dict[int, Kind] = {1: "line", 2: "spectrogram" if is_sound else "picture", 3: "frames"}
-    return kinds.get(geometry.rank)
-
-
-def _boxes(geometry: Geometry, kind: Kind) -> list[Box]:
+def _boxes(geometry: Geometry, kind: Drawing) -> list[Box]:
     places = itertools.product(*(range(n) for n in geometry.grid))
     if kind == "line":
         (tokens,) = geometry.grid

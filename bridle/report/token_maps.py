@@ -19,17 +19,17 @@ from torch import Tensor
 
 from bridle.config import Config, read_config
 from bridle.config.schema import AugmentConfig
-from bridle.data.audio.source import Recordings
 from bridle.data.build import open_data
 from bridle.data.loading.loader import load_sound, moments_tensors, normalise, stack_valid
 from bridle.data.loading.order import Order
-from bridle.data.sources import Sample, Source
+from bridle.data.modality import modality_of
+from bridle.data.sources import Audible, Sample, Source
 from bridle.errors import BridleError, CheckpointError, DataError, UsageError
 from bridle.models.build import Nets
 from bridle.nn.pooling import mean_pool
 from bridle.quantize.rules import stage_inputs
 from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
-from bridle.report.sample_pictures import Canvas, Limits, Picture, code_colors, data_uri, kind_of, sound_uri
+from bridle.report.sample_pictures import Canvas, Limits, Picture, code_colors, data_uri, sound_uri
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.train.algorithm1 import finished_phases, restore_nets
 
@@ -77,8 +77,7 @@ def last_nets(folder: Path, config: Config) -> tuple[Nets, str]:
 def make_gallery(config: Config, nets: Nets, *, checkpoint: str) -> Gallery:
     """Token maps, typical patches and neighbours of a run's own data."""
     geometry = config.geometry.build()
-    is_sound = config.data.source in ("audio", "sounds")
-    kind = kind_of(geometry, is_sound=is_sound)
+    kind = modality_of(config).drawing_of(geometry)
     if kind is None:
         return Gallery(note=f"No samples are shown: inputs with {geometry.rank} axes cannot be drawn.")
     plain = AugmentConfig(enabled=False)  # nothing is mixed either
@@ -207,8 +206,8 @@ class Gallerist:
     def _shown(self, n: int, *, size: int = THUMBNAIL, sound: bool = False) -> Shown:
         index = self.pool.indices[n]
         heard = ""
-        if sound and isinstance(self.source, Recordings):
-            wave, rate = self.source.listen(index), self.source.front.sample_rate
+        if sound and isinstance(self.source, Audible):
+            wave, rate = self.source.listen(index)
             heard = sound_uri(wave, rate=rate, limit=SOUND_BYTES)
         name = self.source.describe(index).removeprefix(self.prefix)
         return Shown(name, self.labels[n], data_uri(self.pictures[n], longest=size), heard)

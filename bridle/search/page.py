@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.data.audio.decode import read_waveform
-from bridle.data.image.source import ImageReader
+from bridle.data.modality import modality_of
 from bridle.data.sources import Reader
 from bridle.errors import DataError
 from bridle.geometry import Geometry
@@ -22,12 +21,12 @@ from bridle.infer.inputs import Item
 from bridle.infer.model import Model
 from bridle.report.gallery import Shown
 from bridle.report.page import publish_page, render_page
-from bridle.report.sample_pictures import Canvas, Limits, data_uri, kind_of, sound_uri
+from bridle.report.sample_pictures import Canvas, Limits, data_uri, sound_uri
 from bridle.report.token_maps import CRISP
 from bridle.search.query import Found, Index
 
 THUMBNAIL, LONGEST = 160, 320  # pixels of a picture, and of other drawings' longer side
-SOUND_BYTES = 200_000  # about 6 s at 16 kHz
+SOUND_BYTES, SOUND_SECONDS = 200_000, 20.0  # the shorter of the two; 6 s at 16 kHz
 
 
 class Seen(NamedTuple):
@@ -88,16 +87,16 @@ class Sight:
 
     def __init__(self, model: Model) -> None:
         self.reader: Reader = model.reader
-        self.rate = model.config.audio.sample_rate
-        self.is_sound = model.config.data.source == "audio"
+        self.config, self.modality = model.config, modality_of(model.config)
         self.geometry = model.geometry
-        if isinstance(self.reader, ImageReader):  # in colour, and larger than a small model sees them
+        if self.modality.open_preview is not None:  # in colour, and larger than a small model sees them
             size = (THUMBNAIL, THUMBNAIL)
             self.geometry = Geometry(channels=3, input=size, patch=size)
-            self.reader = ImageReader(geometry=self.geometry)
-        self.kind = kind_of(self.geometry, is_sound=self.is_sound)
+            self.reader = self.modality.open_preview(self.geometry)
+        self.kind = self.modality.drawing_of(self.geometry)
         self.is_crisp = self.kind == "picture" and min(self.geometry.input) <= CRISP
-        self.is_wide = self.kind in ("line", "frames") or (self.is_sound and model.geometry.input[0] > 128)
+        long_enough = self.kind == "spectrogram" and model.geometry.input[0] > 128
+        self.is_wide = self.kind in ("line", "frames") or long_enough
 
     def look(self, item: Item) -> Seen:
         try:
@@ -117,17 +116,18 @@ class Sight:
                 item.name,
                 "",
                 "" if one.x is None or canvas is None else data_uri(canvas.draw(one.x), longest=LONGEST),
-                self._sound(item) if one.x is not None and self.is_sound else "",
+                "" if one.x is None else self._sound(item),
             )
             for item, one in zip(items, seen, strict=True)
         ]
 
     def _sound(self, item: Item) -> str:
+        if self.modality.read_sound is None:
+            return ""
         start, end = item.span
-        longest = SOUND_BYTES / 2 / self.rate
-        seconds = longest if end is None else min(longest, end - start)
+        seconds = SOUND_SECONDS if end is None else min(SOUND_SECONDS, end - start)
         try:
-            wave = read_waveform(item.place, rate=self.rate, start=start, seconds=seconds)
+            wave, rate = self.modality.read_sound(self.config, item.place, start, seconds)
         except DataError:
-            return ""  # its spectrogram is shown; only the player is missing
-        return sound_uri(wave, rate=self.rate, limit=SOUND_BYTES)
+            return ""  # its picture is shown; only the player is missing
+        return sound_uri(wave, rate=rate, limit=SOUND_BYTES)

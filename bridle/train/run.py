@@ -18,6 +18,7 @@ from bridle.config.training_schema import RuntimeConfig
 from bridle.console import ProgressLine
 from bridle.data.loading.balance import WeightedOrder
 from bridle.data.loading.loader import BadSample, Loader
+from bridle.data.modality import modality_of
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
 from bridle.files import locked_folder, read_lines, write_text
@@ -226,7 +227,7 @@ def results_header(config: Config, folder: Path | None = None) -> dict[str, Any]
 
     `folder` is given where it may hold an exported model.
     """
-    embedded = config.data.root is None and config.data.source != "dataset"
+    embedded = modality_of(config).open_embedded is not None
     return {
         "name": config.name,
         "title": config.data.source if embedded else config.name,

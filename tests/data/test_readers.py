@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bridle.data.arrays.source import SignalReader
+from bridle.data.arrays.source import SignalFormat, SignalReader
 from bridle.data.image.source import ImageReader
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
@@ -19,7 +19,7 @@ SIGNAL = Geometry(1, (8,), (4,))
 
 def test_windows_of_a_signal_follow_one_another_and_the_last_one_is_continued(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(19.0))
-    windows = list(SignalReader(geometry=SIGNAL).windows(tmp_path / "a.npy"))
+    windows = list(SignalReader(format=SignalFormat(SIGNAL)).windows(tmp_path / "a.npy"))
     assert [window.start for window in windows] == [0, 8, 16]
     assert windows[1].x.tolist() == [[8, 9, 10, 11, 12, 13, 14, 15]]
     assert windows[1].valid is None
@@ -30,15 +30,15 @@ def test_windows_of_a_signal_follow_one_another_and_the_last_one_is_continued(tm
 
 def test_an_end_of_less_than_half_a_patch_is_left_out_and_so_little_alone_is_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(17.0))
-    assert [window.start for window in SignalReader(geometry=SIGNAL).windows(tmp_path / "a.npy")] == [0, 8]
+    assert [window.start for window in SignalReader(format=SignalFormat(SIGNAL)).windows(tmp_path / "a.npy")] == [0, 8]
     np.save(tmp_path / "b.npy", np.arange(1.0))
     with pytest.raises(DataError, match="holds 1 frames, less than half a patch of 4"):
-        list(SignalReader(geometry=SIGNAL).windows(tmp_path / "b.npy"))
+        list(SignalReader(format=SignalFormat(SIGNAL)).windows(tmp_path / "b.npy"))
 
 
 def test_damage_far_into_a_signal_shows_when_it_is_reached(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([0.0] * 20 + [np.nan]))
-    windows = SignalReader(geometry=SIGNAL).windows(tmp_path / "a.npy")
+    windows = SignalReader(format=SignalFormat(SIGNAL)).windows(tmp_path / "a.npy")
     assert [next(windows).start, next(windows).start] == [0, 8]
     with pytest.raises(DataError, match="not finite"):
         next(windows)
@@ -60,7 +60,7 @@ def test_a_picture_is_the_one_window_that_evaluation_sees(tmp_path: Path) -> Non
 
 def test_readers_refuse_a_geometry_of_another_kind() -> None:
     with pytest.raises(ConfigError, match="one size"):
-        SignalReader(geometry=Geometry(1, (8, 8), (4, 4)))
+        SignalReader(format=SignalFormat(Geometry(1, (8, 8), (4, 4))))
     with pytest.raises(ConfigError, match="two sizes"):
         ImageReader(geometry=SIGNAL)
     with pytest.raises(ConfigError, match="1 channel"):

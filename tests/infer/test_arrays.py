@@ -96,7 +96,9 @@ def test_every_token_has_a_place_and_a_beginning(model: Model) -> None:
     plane = plane_model(Plane([]))  # (4, 6) in patches of (2, 3)
     assert plane.token_positions.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert plane.token_starts.tolist() == [[0, 0], [0, 3], [2, 0], [2, 3]]
-    assert plane.token_times is None
+    assert plane.token_times is not None
+    assert plane.token_times.tolist() == [0.0, 0.0, 1.0, 1.0]  # half a second a frame
+    assert model.token_times is None  # the rate of these signals is not known
     assert model.token_starts.tolist() == [[0], [3], [6], [9]]
 
 

@@ -19,7 +19,7 @@ from small_models import Plane, plane_model, signal_model, write_signal
 
 import bridle
 from bridle.console import ProgressLine
-from bridle.data.arrays.source import SignalReader
+from bridle.data.arrays.source import SignalFormat, SignalReader
 from bridle.data.sources import Window
 from bridle.errors import DataError, Interrupted, UsageError
 from bridle.files import locked_folder
@@ -173,7 +173,7 @@ class Counting(SignalReader):
     """Notes which files it reads, and sends itself a signal before the file named `stop_at`."""
 
     def __init__(self, model: Model, stop_at: str | None = None) -> None:
-        super().__init__(geometry=model.geometry)
+        super().__init__(format=SignalFormat(model.geometry))
         self.read: list[str] = []
         self.stop_at = stop_at
 
@@ -223,7 +223,7 @@ def test_rows_lost_in_a_power_cut_are_computed_again(model: Model, folder: Path,
 
 def test_an_unfinished_job_is_not_mixed_with_another(model: Model, folder: Path, tmp_path: Path) -> None:
     interrupt(model, [folder], tmp_path / "c.npz", at="c.npy")
-    model.reader = SignalReader(geometry=model.geometry)
+    model.reader = SignalReader(format=SignalFormat(model.geometry))
     with pytest.raises(UsageError, match="another codebook_sizes"):
         tokenize(model, [folder], tmp_path / "c.npz", stages=1)
     with pytest.raises(UsageError, match=r"another .*model"):
@@ -263,7 +263,7 @@ def test_inputs_are_files_folders_patterns_manifests_and_lists(model: Model, fol
         ("gone.npy", UsageError, "does not exist"),
         ("in/notes.txt", UsageError, r"it reads \.npy"),
         ("in/*.wav", UsageError, "matches no"),
-        ("empty", DataError, r"no \.npy files"),
+        ("empty", DataError, r"no \.npy \.npz files"),
         ("spans.csv", UsageError, "start or end"),
         ("-", DataError, "nothing to read"),
     ],

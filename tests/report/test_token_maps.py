@@ -15,10 +15,11 @@ from PIL import Image
 from run_folders import write_run
 
 from bridle.config import Config, load_config
+from bridle.data.modality import find_modality
 from bridle.geometry import Geometry
 from bridle.models.build import build_nets
 from bridle.nn.patch import patchify
-from bridle.report.sample_pictures import Canvas, Limits, code_colors, data_uri, kind_of, sound_uri
+from bridle.report.sample_pictures import Canvas, Limits, code_colors, data_uri, sound_uri
 from bridle.report.token_maps import gallery_of, stage_distances
 
 Small = Callable[..., Config]
@@ -116,7 +117,7 @@ def test_limits_are_zero_to_one_only_where_pictures_keep_to_it() -> None:
 
 def test_inputs_with_four_axes_have_no_picture() -> None:
     geometry = Geometry(channels=1, input=(2, 2, 2, 2), patch=(1, 1, 1, 1))
-    assert kind_of(geometry, is_sound=False) is None
+    assert find_modality("images").drawing_of(geometry) is None
 
 
 def test_distances_are_those_of_each_stage_to_its_code(small: Small) -> None:

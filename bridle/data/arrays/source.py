@@ -1,109 +1,236 @@
-"""Multi-channel signals in .npy files as a source.
+"""Multi-channel signals in arrays as a source, and single files as windows.
 
-Shapes: a file holds (C, length), or (length,) for one channel; one sample is (C, L), L the geometry's input size.
+Shapes: a file holds (C, length); one sample is (C, L), L the geometry's input size.
 
-Pretraining cuts L frames out at a random place, evaluation at the centre. A shorter file is continued with its last
-values, and `valid` (T,) is False for patches of which less than half is real. `SignalReader` covers a file of any
-length with windows.
+Pretraining cuts L frames out at a random place, evaluation at the centre, or at `views` places from the beginning to
+the end. A shorter signal is continued with its last values, and `valid` (T,) is False for patches of which less than
+half is real. In training, in this order: cut, roll, gain, noise, a change of the modality's own, then a stripe of time.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-from collections.abc import Iterator, Sequence
-from errno import EINVAL
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bridle.data.listing.folders import find_splits, printable
+from bridle.config.schema import AugmentConfig
+from bridle.data.arrays.decode import EXTENSIONS, ReadSignal, as_channels, read_array
+from bridle.data.listing.folders import Listing, printable
+from bridle.data.listing.table import WHOLE, DataListing, Span, span_text
+from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
+from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.keeper import kept
-from bridle.data.shards.tar_member import Member, Place
-from bridle.data.sources import Labels, Sample, Splits, Window, label_of
-from bridle.errors import ConfigError, DataError, quoted
+from bridle.data.shards.tar_member import Place
+from bridle.data.sources import Sample, Splits, Window, label_of
+from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.geometry import Geometry
 
-EXTENSIONS = (".npy",)
+Change = Callable[[Tensor, torch.Generator], Tensor]  # (C, L) -> (C, L), a pure function of its arguments
 
 
-class SignalFolder:
-    """`.npy` files as samples (C, L)."""
+class SignalFormat(NamedTuple):
+    """How the files of a data set become arrays."""
+
+    geometry: Geometry
+    read: ReadSignal = read_array
+    sample_rate: float | None = None  # Hz; None: not known, so that nothing can be said in seconds
+
+    def check(self) -> None:
+        """ConfigError for a geometry that signals cannot have."""
+        if self.geometry.rank != 1:
+            raise ConfigError(f"geometry.input {list(self.geometry.input)} is not a length; signals need one size.")
+
+    def open(self, path: Place, span: Span = WHOLE) -> NDArray[np.generic]:
+        """(C, length) of a file, or of the part of it from `span[0]` to `span[1]` seconds."""
+        values, rate = self.read(path)
+        signal = as_channels(values, path, channels=self.geometry.channels)
+        if rate is not None and self.sample_rate is not None and rate != self.sample_rate:
+            raise DataError(
+                f"{quoted(path)} has {rate:g} samples per second; expected {self.sample_rate:g}. Resample it, or "
+                "correct sample_rate in the config."
+            )
+        if span == WHOLE:
+            return signal
+        if self.sample_rate is None:
+            raise UsageError(
+                f"{quoted(path)}: a part is given in seconds, but the sample rate is not known; "
+                "set sample_rate in the config section of these signals."
+            )
+        first, end = round(span[0] * self.sample_rate), span[1]
+        part = signal[:, first : None if end is None else max(round(end * self.sample_rate), first + 1)]
+        if part.shape[1] == 0:
+            raise DataError(f"{quoted(path)} ends before {span[0]:g} s.")
+        return part
+
+    def sample(self, x: Tensor, path: Place) -> tuple[Tensor, Tensor | None]:
+        """x (C, n ≤ L) as (C, L), and which tokens are real where it is shorter; DataError if none is."""
+        if x.shape[1] == self.geometry.input[0]:
+            return x, None
+        padded, valid = continued(x, geometry=self.geometry)
+        if not valid.any():
+            raise DataError(
+                f"{quoted(path)} holds {x.shape[1]} frames, less than half a patch of {self.geometry.patch[0]}; "
+                "it is too short to be used."
+            )
+        return padded, valid
+
+
+class Signals:
+    """Arrays in files, or parts of them, as samples (C, L)."""
 
     from_files = True
 
     def __init__(
         self,
         *,
-        paths: Sequence[Place],
-        labels: Labels | None,
+        listing: Listing,
         classes: Sequence[str] | None,
-        geometry: Geometry,
+        format: SignalFormat,
+        augment: AugmentConfig | None = None,
+        change: Change | None = None,
+        views: int = 1,
+        cache_mb: int = 0,
     ) -> None:
-        if geometry.rank != 1:
-            raise ConfigError(f"geometry.input {list(geometry.input)} is not a length; signals need one size.")
-        self.paths, self.labels, self.classes = paths, labels, classes
-        self.geometry = geometry
+        format.check()
+        self.paths, self.labels, self.spans = listing
+        if self.spans is not None and format.sample_rate is None:
+            raise ConfigError(
+                "the list gives parts of files in seconds, but the sample rate of the signals is not known; "
+                "set signals.sample_rate (or that of your modality's own section)."
+            )
+        self.classes, self.format, self.views = classes, format, views
+        self.augment, self.change = augment or AugmentConfig(), change
+        self.cache = ItemCache(cache_mb) if cache_mb else None
 
     def __len__(self) -> int:
         return len(self.paths)
 
     @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
-        path, wanted = self.paths[index], self.geometry.input[0]
-        signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
-        spare = max(signal.shape[1] - wanted, 0)
-        start = spare // 2 if generator is None else int(torch.randint(spare + 1, (), generator=generator))
-        x = read_frames(signal, start=start, count=wanted, path=path)
-        label = label_of(self.labels, index, self.classes)
-        if x.shape[1] == wanted:
-            return Sample(x, label)
-        padded, valid = continued(x, geometry=self.geometry)
-        if not valid.any():
-            raise too_short(path, frames=x.shape[1], geometry=self.geometry)
-        return Sample(padded, label, valid)
+        if generator is None:
+            return self._sample(index, lambda spare: spare // 2, None)
+        return self._sample(index, lambda spare: int(torch.randint(spare + 1, (), generator=generator)), generator)
+
+    @kept
+    def load_view(self, index: int, view: int) -> Sample:
+        if self.views == 1:
+            return self._sample(index, lambda spare: spare // 2, None)
+        return self._sample(index, lambda spare: round(view * spare / (self.views - 1)), None)
 
     def describe(self, index: int) -> str:
-        return printable(self.paths[index])
+        return printable(self.paths[index]) + span_text(WHOLE if self.spans is None else self.spans[index])
+
+    def seconds(self, index: int) -> float | None:
+        """Length of a signal; None where the sample rate is not known or the file cannot be read."""
+        if self.format.sample_rate is None:
+            return None
+        try:
+            return int(self._open(index).shape[1]) / self.format.sample_rate
+        except DataError:
+            return None
+
+    def _open(self, index: int) -> NDArray[np.generic]:
+        return self.format.open(self.paths[index], WHOLE if self.spans is None else self.spans[index])
+
+    def _sample(self, index: int, place: Callable[[int], int], generator: torch.Generator | None) -> Sample:
+        """The part that begins where `place` says for the frames to spare; with a generator augmented."""
+        path, wanted = self.paths[index], self.format.geometry.input[0]
+        signal: NDArray[np.generic]
+        if self.cache is None:
+            signal = self._open(index)  # (C, length), perhaps still on disk
+        else:
+            signal = self.cache.get(index, lambda: torch.from_numpy(as_float32(self._open(index)))).numpy()
+        start = place(max(signal.shape[1] - wanted, 0))
+        x = read_frames(signal, start=start, count=wanted, path=path)
+        if generator is not None:
+            x = self._changed(x, generator)
+        padded, valid = self.format.sample(x, path)
+        return Sample(padded, label_of(self.labels, index, self.classes), valid)
+
+    def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        wanted = self.augment
+        if wanted.roll:
+            x = roll(x, generator)
+        if wanted.gain_db > 0:
+            x = change_gain(x, db=wanted.gain_db, generator=generator)
+        if wanted.noise_db is not None:
+            x = add_noise(x, snr_db=wanted.noise_db, generator=generator)
+        if self.change is not None:
+            x = self.change(x, generator)
+        if wanted.time_mask:
+            fill = float(x.mean())
+            x = mask_stripes(x.T, frames=wanted.time_mask, bands=0, fill=fill, generator=generator).T.contiguous()
+        return x
 
 
 class SignalReader:
-    """`.npy` files of any length as windows (C, L) that follow one another; the last one is continued and marked."""
+    """Arrays of any length as windows (C, L) that follow one another; the last one is continued and marked."""
 
-    extensions = EXTENSIONS
-    frame_seconds = None
-    timed = False  # a .npy file does not tell its rate
-
-    def __init__(self, *, geometry: Geometry) -> None:
-        if geometry.rank != 1:
-            raise ConfigError(f"geometry.input {list(geometry.input)} is not a length; signals need one size.")
-        self.geometry = geometry
+    def __init__(self, *, format: SignalFormat, extensions: tuple[str, ...] = EXTENSIONS) -> None:
+        format.check()
+        self.format, self.extensions = format, extensions
+        self.timed = format.sample_rate is not None
+        self.frame_seconds = None if format.sample_rate is None else 1.0 / format.sample_rate
 
     def windows(self, path: Place) -> Iterator[Window]:
         """All windows of a file, read one at a time; an end that fills less than half a patch is left out."""
-        signal = open_signal(path, channels=self.geometry.channels)  # (C, length), on disk
-        wanted, length = self.geometry.input[0], signal.shape[1]
-        for start in range(0, length, wanted):
-            x = read_frames(signal, start=start, count=wanted, path=path)
-            if x.shape[1] == wanted:
-                yield Window(x, None, start)
-                continue
-            padded, valid = continued(x, geometry=self.geometry)
-            if valid.any():
-                yield Window(padded, valid, start)
-            elif start == 0:
-                raise too_short(path, frames=length, geometry=self.geometry)
+        return self.windows_between(path, start=0.0, end=None)
+
+    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+        """The same for a part of a file, in seconds."""
+        signal = self.format.open(path, (start, end))  # (C, length), perhaps still on disk
+        wanted, least = self.format.geometry.input[0], self.format.geometry.patch[0] / 2
+        for first in range(0, signal.shape[1], wanted):
+            if first > 0 and signal.shape[1] - first < least:
+                return
+            x = read_frames(signal, start=first, count=wanted, path=path)
+            yield Window(*self.format.sample(x, path), first)
+
+
+def open_signals(
+    found: DataListing,
+    *,
+    format: SignalFormat,
+    augment: AugmentConfig | None = None,
+    change: Change | None = None,
+    views: int = 1,
+    cache_mb: int = 0,
+) -> Splits:
+    """The listed arrays as train and test."""
+    train, test = (
+        None
+        if listing is None
+        else Signals(
+            listing=listing,
+            classes=found.classes,
+            format=format,
+            augment=augment,
+            change=change,
+            views=views,
+            cache_mb=cache_mb,
+        )
+        for listing in (found.train, found.test)
+    )
+    assert train is not None
+    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
 
 
 def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Place) -> Tensor:
     """Up to `count` frames of a mapped signal as (C, n) float32; reads only this part of the file."""
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused below
-        x = torch.from_numpy(np.array(signal[:, start : start + count], dtype=np.float32))
+    x = torch.from_numpy(as_float32(signal[:, start : start + count]))
     if not torch.isfinite(x).all():
         raise DataError(f"{quoted(path)} holds numbers that are not finite (NaN or infinity) as float32.")
     return x
+
+
+def as_float32(signal: NDArray[np.generic]) -> NDArray[np.float32]:
+    """A copy; what float32 cannot hold becomes infinite."""
+    with np.errstate(over="ignore"):
+        return np.array(signal, dtype=np.float32)
 
 
 def continued(x: Tensor, *, geometry: Geometry) -> tuple[Tensor, Tensor]:
@@ -111,57 +238,3 @@ def continued(x: Tensor, *, geometry: Geometry) -> tuple[Tensor, Tensor]:
     n, wanted, patch = x.shape[1], geometry.input[0], geometry.patch[0]
     real = (n - torch.arange(0, wanted, patch)).clamp(0, patch)  # (T,) real frames in each patch
     return torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), 2 * real >= patch
-
-
-def too_short(path: Place, *, frames: int, geometry: Geometry) -> DataError:
-    return DataError(
-        f"{quoted(path)} holds {frames} frames, less than half a patch of {geometry.patch[0]}; "
-        "it is too short to be used."
-    )
-
-
-def open_signals(root: str | os.PathLike[str], *, geometry: Geometry) -> Splits:
-    """The `.npy` files below `root` as train and test, see `folders`."""
-    found = find_splits(root, extensions=EXTENSIONS)
-    train, test = (
-        None
-        if listing is None
-        else SignalFolder(paths=listing.paths, labels=listing.labels, classes=found.classes, geometry=geometry)
-        for listing in (found.train, found.test)
-    )
-    assert train is not None
-    return Splits(train=train, test=test)
-
-
-def open_signal(path: Place, *, channels: int) -> NDArray[np.generic]:
-    """The array of a file as (C, length), mapped from disk, not read; one inside a shard is read."""
-    signal: NDArray[np.generic]
-    try:
-        if isinstance(path, Member):
-            return as_channels(np.lib.format.read_array(path.open(), allow_pickle=False), path, channels=channels)
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for somebody to write into it
-            raise OSError(EINVAL, "it is not a file")
-        signal = np.lib.format.open_memmap(path, mode="r")  # refuses pickled objects and archives
-    except DataError:
-        raise
-    except Exception as error:  # a damaged header fails in many ways
-        why = error.strerror if isinstance(error, OSError) and error.strerror else quoted(error)
-        raise DataError(f"{quoted(path)} cannot be read as a .npy array: {why}.") from error
-    return as_channels(signal, path, channels=channels)
-
-
-def as_channels(signal: NDArray[np.generic], path: Place, *, channels: int) -> NDArray[np.generic]:
-    """An array as (C, length), if it can be one."""
-    if signal.dtype.kind not in "iufb":
-        raise DataError(f"{quoted(path)} holds {quoted(signal.dtype)}; expected real numbers (int or float).")
-    shape = list(signal.shape)
-    if signal.ndim == 1 and channels == 1:
-        signal = signal[None]
-    if signal.ndim != 2 or signal.shape[0] != channels:
-        expected = f"({channels}, length)" + (" or (length,)" if channels == 1 else "")
-        turned = signal.ndim == 2 and signal.shape[1] == channels
-        hint = "it looks transposed, save array.T" if turned else "or set geometry.channels to fit"
-        raise DataError(f"{quoted(path)} has shape {shape}; expected {expected}; {hint}.")
-    if signal.shape[1] == 0:
-        raise DataError(f"{quoted(path)} is empty: shape {shape}.")
-    return signal

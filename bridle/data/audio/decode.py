@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data.loading.watchdog import renew, watched
-from bridle.data.shards.tar_member import Member, MemberFile, Place
+from bridle.data.shards.tar_member import MemberFile, Place, open_regular
 from bridle.errors import DataError, quoted
 
 if TYPE_CHECKING:
@@ -191,17 +190,6 @@ def open_track(path: Place) -> Iterator[Track]:
         raise
     except Exception as error:  # decoders meet damaged files with errors of every type
         raise DataError(f"{quoted(path)} cannot be read as sound: {reason(error)}.") from error
-
-
-def open_regular(path: Place) -> FileIO | MemberFile:
-    """A file, and nothing else: opening a pipe would wait for somebody to write into it."""
-    if isinstance(path, Member):
-        return path.open()
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise DataError(f"{quoted(path)} is not a file.")
-    return FileIO(handle)  # without a buffer, because a decoder goes on with the bare handle
 
 
 @contextmanager

@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
-from bridle.data.audio.decode import EXTENSIONS, Part, read_part, stream_waveform
+from bridle.data.audio.decode import EXTENSIONS, Part, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
 from bridle.data.listing.folders import Listing, printable
-from bridle.data.listing.table import WHOLE, DataListing
+from bridle.data.listing.table import WHOLE, DataListing, span_text
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.keeper import kept
 from bridle.data.shards.tar_member import Place as FilePlace
-from bridle.data.sources import Sample, Splits, Window, class_shares, label_of
+from bridle.data.sources import Sample, Sound, Splits, Window, class_shares, label_of
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -104,17 +104,26 @@ class Recordings:
         sample = self._sample(index, self._striped(features, generator))
         return sample._replace(label=self._mixed_label(index, other, share))
 
-    def listen(self, index: int) -> Tensor:
-        """The waveform (N,) at the front end's rate that un-augmented sample `index` shows."""
+    def listen(self, index: int) -> Sound:
+        """The waveform that un-augmented sample `index` shows."""
+        rate = self.front.sample_rate
         if self.trim:
             with suppress(LongRecordingError):
-                return self.shape.cut_wave(self._whole(index), centre)
-        return self._part(index, centre, whole=self.shape.samples).wave
+                return Sound(self.shape.cut_wave(self._whole(index), centre), rate)
+        return Sound(self._part(index, centre, whole=self.shape.samples).wave, rate)
 
     def describe(self, index: int) -> str:
+        return printable(self.paths[index]) + span_text(WHOLE if self.spans is None else self.spans[index])
+
+    def seconds(self, index: int) -> float | None:
+        """Length of a clip by its file's header; None if it cannot be opened."""
+        try:
+            with open_track(self.paths[index]) as track:
+                length = track.length / track.rate
+        except DataError:
+            return None
         start, end = WHOLE if self.spans is None else self.spans[index]
-        part = "" if (start, end) == WHOLE else f" [{start:g}–{'end' if end is None else f'{end:g}'} s]"
-        return printable(self.paths[index]) + part
+        return max(0.0, min(length, length if end is None else end) - start)
 
     def _sample(self, index: int, features: Tensor) -> Sample:
         window = self.shape.window(features, 0, self.paths[index])

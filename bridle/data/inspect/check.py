@@ -18,17 +18,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bridle.data.inspect.inspection import KINDS, UNUSABLE, Facts, Finding, inspect_file, kind_of
+from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts, Finding
+from bridle.data.inspect.inspection import inspect_file
 from bridle.data.listing.folders import PathList, printable, walk
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.manifest import manifest_rows
 from bridle.data.loading.watchdog import watched
 from bridle.data.loading.worker_pool import in_order
+from bridle.data.modality import (
+    Modality,
+    all_extensions,
+    file_modalities,
+    file_modality,
+    find_modality,
+    modality_of_file,
+)
 from bridle.errors import DataError, UsageError, quoted
 
 MANIFESTS = (".csv", ".tsv", ".jsonl")
 EXAMPLES = 3  # files named for each finding
-FRAMES = 300  # of a video that are decoded
 
 Tell = Callable[[int, int], None]  # files done, files in all
 
@@ -77,7 +85,7 @@ def check_folder(
     kind: str = "auto",
     rate: int | None = None,
     shortest: float = 0.1,
-    frames: int = FRAMES,
+    frames: int = CheckOptions().frames,
     workers: int = 0,
     out: Path | None = None,
     tell: Tell | None = None,
@@ -86,8 +94,9 @@ def check_folder(
 
     At least one worker: a file that makes its decoder crash is a finding, and not the end.
     """
-    paths = find_media(path, kind=kind)
-    look = partial(inspect_at, paths, kind=kind, other=commonest_kind(paths, kind), shortest=shortest, frames=frames)
+    wanted = None if kind == "auto" else file_modality(kind, option="--kind")
+    paths = find_media(path, wanted)
+    look = partial(inspect_at, paths, wanted or commonest_modality(paths), wanted, CheckOptions(shortest, frames))
     tally = Tally(paths)
     with rows_to(out) as write:
         for index, facts in enumerate(in_order(look, range(len(paths)), workers=max(1, workers))):
@@ -102,62 +111,52 @@ def check_folder(
     return report
 
 
-def find_media(path: Path, *, kind: str = "auto") -> Sequence[Path]:
+def find_media(path: Path, wanted: Modality | None = None) -> Sequence[Path]:
     """The files to check: below a folder, in a manifest, or the one file itself; each once."""
-    wanted = media_endings(kind)
+    known = file_modalities() if wanted is None else (wanted,)
+    endings, what = all_extensions(known), "media" if wanted is None else wanted.kind
     if path.is_file() and path.suffix.lower() in MANIFESTS:
-        return listed_media(path, kind)
+        return listed_media(path, endings, what)
     if path.is_file():
-        if kind_of(path, kind) is None:
-            raise UsageError(f"{quoted(path)} is neither a manifest ({' '.join(MANIFESTS)}) nor a media file.")
+        if not path.name.lower().endswith(endings):
+            raise UsageError(f"{quoted(path)} is neither a manifest ({' '.join(MANIFESTS)}) nor a {what} file.")
         return [path]
     if not path.is_dir():
         raise UsageError(f"{quoted(path)} does not exist; give a folder of media files or a manifest.")
     names: list[str] = []
-    others = walk(path, "", wanted, names, seen=set())
+    others = walk(path, "", endings, names, seen=set())
     if not names:
-        what = "media" if kind == "auto" else kind
         raise DataError(f"no {what} files in {quoted(path)} or its folders ({others} files of other kinds).")
     return PathList(path, sorted(names))
 
 
-def listed_media(manifest: Path, kind: str) -> Sequence[Path]:
+def listed_media(manifest: Path, endings: tuple[str, ...], what: str) -> Sequence[Path]:
     """The files of a manifest, whatever their split; those whose ending says nothing are taken for the wanted kind."""
     find_data(root=None, manifest=str(manifest), layout="auto", extensions=())  # are its rows sound?
     named = dict.fromkeys(str(values["path"]).strip() for values, _ in manifest_rows(manifest))
-    kinds = {name: kind_of(Path(name)) for name in named}
-    media = [name for name in named if kinds[name] is None or kind_of(Path(name), kind) is not None]
-    if not any(kinds[name] for name in media):
-        what = "media" if kind == "auto" else kind
+    media = [name for name in named if name.lower().endswith(endings) or modality_of_file(name) is None]
+    if not any(name.lower().endswith(endings) for name in media):
         raise DataError(f"no {what} files in {quoted(manifest)} ({len(named)} files of other kinds).")
     return [manifest.parent / name for name in media]
 
 
-def commonest_kind(paths: Sequence[Path], kind: str) -> str:
+def commonest_modality(paths: Sequence[Path]) -> Modality:
     """What a file is taken for whose ending does not tell."""
-    if kind != "auto":
-        return kind
-    return Counter(own for path in paths[:1000] if (own := kind_of(path)) is not None).most_common(1)[0][0]
+    found = Counter(own.name for path in paths[:1000] if (own := modality_of_file(path.name)) is not None)
+    return find_modality(found.most_common(1)[0][0])
 
 
-def media_endings(kind: str) -> tuple[str, ...]:
-    """Name endings of a kind of files; sound may also be the sound of videos."""
-    if kind == "auto":
-        return tuple(ending for endings in KINDS.values() for ending in endings)
-    if kind not in KINDS:
-        raise UsageError(f"kind {quoted(kind)}: expected auto, {', '.join(KINDS)}.")
-    return KINDS[kind] + (KINDS["video"] if kind == "audio" else ())
-
-
-def inspect_at(paths: Sequence[Path], index: int, *, kind: str, other: str, shortest: float, frames: int) -> Facts:
-    """File number `index`, in a worker."""
+def inspect_at(
+    paths: Sequence[Path], other: Modality, wanted: Modality | None, options: CheckOptions, index: int
+) -> Facts:
+    """File number `index`, in a worker: as one of the `wanted` modality, or by its ending, or else of `other`."""
     path = paths[index]
-    own = kind_of(path, kind) or other
+    modality = wanted or modality_of_file(path.name) or other
     try:
         with watched(path):
-            return inspect_file(path, kind=own, shortest=shortest, frames=frames)
+            return inspect_file(path, modality, options)
     except DataError as error:  # it made a worker crash, or hang
-        return Facts(own).found("undecodable", str(error).removeprefix(f"{quoted(path)} ").rstrip("."))
+        return Facts(modality.kind).found("undecodable", str(error).removeprefix(f"{quoted(path)} ").rstrip("."))
 
 
 class Tally:
@@ -181,7 +180,7 @@ class Tally:
         if facts.rate is not None:
             self.by_rate.setdefault(facts.rate, array("q")).append(index)
         if facts.size is not None:
-            self.sizes["×".join(map(str, facts.size))] += 1
+            self.sizes[facts.size] += 1
         if facts.seconds is not None:
             self.seconds.append(facts.seconds)
         for finding in facts.findings:

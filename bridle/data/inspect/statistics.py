@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,24 +15,18 @@ import numpy as np
 
 from bridle.config import Config
 from bridle.config.schema import AugmentConfig
-from bridle.data.arrays.source import EXTENSIONS as SIGNAL_EXTENSIONS
-from bridle.data.audio.decode import EXTENSIONS as SOUND_EXTENSIONS
-from bridle.data.audio.decode import open_track
-from bridle.data.audio.source import Recordings
 from bridle.data.build import open_data
 from bridle.data.inspect.check import MANIFESTS, Lengths, find_media, lengths_of
-from bridle.data.inspect.inspection import KINDS, kind_of
 from bridle.data.listing.audioset import Availability, availability, has_audioset
 from bridle.data.listing.folders import existing_folder, walk
 from bridle.data.listing.layouts import tell_layout
 from bridle.data.loading.loader import Moments, measure
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import in_order
+from bridle.data.modality import Modality, all_extensions, file_modalities, find_modality, modality_of, modality_of_file
 from bridle.data.shards.reader import first_names
-from bridle.data.sources import Labels, Source
+from bridle.data.sources import Labels, Measured, Source
 from bridle.errors import DataError, UsageError, quoted
-
-SPREADS = {"audio": 2.0}  # standard deviations that data.std stands for; 1 elsewhere
 
 
 class ClassSizes(NamedTuple):
@@ -66,39 +59,39 @@ class Statistics(NamedTuple):
         return f"data.mean={numbers(self.moments.mean)}", f"data.std={numbers(self.std)}"
 
 
-def data_std(moments: Moments, source: str) -> tuple[float, ...]:
-    """data.std for data of this kind."""
-    return tuple(SPREADS.get(source, 1.0) * std for std in moments.std)
+def data_std(moments: Moments, modality: Modality) -> tuple[float, ...]:
+    """data.std for data of this modality."""
+    return tuple(modality.std_factor * std for std in moments.std)
 
 
 def numbers(values: Sequence[float]) -> str:
     return "[" + ",".join(f"{value:.4f}" if abs(value) >= 0.01 else f"{value:.3g}" for value in values) + "]"
 
 
-def guess_recipe(path: Path) -> str:
-    """The recipe for the commonest kind of file below a folder or in a manifest: audio, image, video or signal."""
+def guess_modality(path: Path) -> Modality:
+    """The modality of most files below a folder, in shards or in a manifest."""
+    others = 0
+    names: list[str] = []
     if path.is_file():
         if path.suffix.lower() not in MANIFESTS:
             raise UsageError(
                 f"{quoted(path)} is one file; give a folder of them or a manifest ({' '.join(MANIFESTS)})."
             )
-        counts = Counter(kind_of(file) or "" for file in find_media(path))
-        return counts.most_common(1)[0][0]
-    wanted = {**KINDS, "signal": SIGNAL_EXTENSIONS}
-    endings = tuple(ending for endings in wanted.values() for ending in endings)
-    folder, others = existing_folder(str(path)), 0
-    names: list[str] = []
-    if tell_layout(folder) == "shards":
-        names = first_names(folder, endings)
+        names = [file.name for file in find_media(path)]
     else:
-        others = walk(folder, "", endings, names, set())
-    counts = Counter(kind for name in names for kind, endings in wanted.items() if name.lower().endswith(endings))
+        folder, endings = existing_folder(str(path)), all_extensions(file_modalities())
+        if tell_layout(folder) == "shards":
+            names = first_names(folder, endings)
+        else:
+            others = walk(folder, "", endings, names, set())
+    counts = Counter(found.name for name in names if (found := modality_of_file(name)) is not None)
     if not counts:
+        known = ", ".join(modality.items for modality in file_modalities())
         raise DataError(
-            f"no sounds, pictures, videos or .npy files in {quoted(path)} or its folders ({others} files of other "
-            "kinds); give the folder of your data, or name its --recipe."
+            f"no {known} in {quoted(path)} or its folders ({others} files of other kinds); give the folder of your "
+            "data, or name its --recipe."
         )
-    return counts.most_common(1)[0][0]
+    return find_modality(counts.most_common(1)[0][0])
 
 
 def measure_data(
@@ -110,7 +103,7 @@ def measure_data(
         "data": config.data.model_copy(update={"cache_mb": 0}),
     }  # each item is read once
     splits = open_data(config.model_copy(update=plain))
-    source, root = splits.train, config.data.root
+    source, root, modality = splits.train, config.data.root, modality_of(config)
     moments = measure(source, limit=limit, workers=workers, grid=config.geometry.build().grid, tell=tell)
     by_name = root is not None and config.data.manifest is None and config.data.layout in ("auto", "audioset")
     return Statistics(
@@ -121,10 +114,10 @@ def measure_data(
         lengths=measure_lengths(source, limit=limit, workers=workers),
         shape=config.geometry.build().shape,
         moments=moments,
-        std=data_std(moments, config.data.source),
+        std=data_std(moments, modality),
         tried=min(limit, len(source)),
         notes=splits.notes,
-        available=availability(Path(root), extensions=SOUND_EXTENSIONS)
+        available=availability(Path(root), extensions=modality.extensions)
         if root is not None and by_name and has_audioset(Path(root))
         else None,
     )
@@ -141,23 +134,12 @@ def count_classes(labels: Labels | None, classes: Sequence[str] | None) -> Class
 
 
 def measure_lengths(source: Source, *, limit: int, workers: int) -> Lengths | None:
-    """Lengths of recordings as their headers tell them, scaled up to all of them; None for other data."""
-    if not isinstance(source, Recordings):
+    """Lengths of the items as their headers tell them, scaled up to all of them; None where they have none."""
+    if not isinstance(source, Measured):
         return None
     chosen = Order(size=len(source), seed=0, phase="measure").at(range(min(limit, len(source)))).tolist()
-    found = [length for length in in_order(partial(length_at, source), chosen, workers=workers) if length is not None]
+    found = [length for length in in_order(source.seconds, chosen, workers=workers) if length is not None]
     if not found:
         return None
     lengths = lengths_of(np.array(found))
     return lengths._replace(total=lengths.total * len(source) / len(found))
-
-
-def length_at(source: Recordings, index: int) -> float | None:
-    """Seconds of a recording, or of the part of it that is the sample; None if it cannot be opened."""
-    try:
-        with open_track(source.paths[index]) as track:
-            seconds = track.length / track.rate
-    except DataError:
-        return None
-    start, end = (0.0, None) if source.spans is None else source.spans[index]
-    return max(0.0, min(seconds, seconds if end is None else end) - start)

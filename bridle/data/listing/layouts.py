@@ -4,6 +4,7 @@
     lists      ROOT/train.csv and ROOT/val.csv or test.csv; each line a path and its class, a space or comma between
     esc50      ROOT/audio/… and ROOT/meta/esc50.csv (filename, fold, target, category)
     audioset   ROOT/class_labels_indices.csv, ROOT/*_segments.csv and clips below ROOT, see `audioset`
+    shards     ROOT/*.tar, see `bridle.data.shards.reader`
     a manifest of columns or records, see `manifest`
 
 No file of the data itself is opened here: what is missing or damaged shows when it is loaded, with its name.
@@ -21,6 +22,7 @@ from bridle.data.listing.folders import Listing, existing_folder, find_splits
 from bridle.data.listing.manifest import LARGE, index_places, read_manifest, read_table, text_lines
 from bridle.data.listing.table import DataListing, Line, Numbering, Table, is_count, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, indexed, state_of
+from bridle.data.shards.reader import find_shards
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.files import sha256_of_json
 
@@ -44,7 +46,8 @@ def find_data(
     test_fold: int | None = None,
     segments: Sequence[str] | None = None,
 ) -> DataListing:
-    """List the files with one of `extensions`; `layout` may be "auto", then the root's content tells."""
+    """List the files with one of `extensions`, or such members of tar shards; `layout` may be "auto", then the root's
+    content tells."""
     if manifest is not None:
         base = None if root is None else existing_folder(root)
         return read_manifest(Path(manifest), base=base, test_fold=test_fold)
@@ -52,6 +55,8 @@ def find_data(
         raise ConfigError("data.root: give the folder of your data with data.root=PATH, or a list with data.manifest=.")
     folder = existing_folder(root)
     layout = tell_layout(folder) if layout == "auto" else layout
+    if layout == "shards":
+        return find_shards(folder, extensions=extensions, test_fold=test_fold)
     if test_fold is not None and layout not in FOLDED:
         raise ConfigError(f"data.test_fold: {test_fold} given, but data of the layout {layout!r} has no folds.")
     if layout == "esc50":
@@ -60,8 +65,6 @@ def find_data(
         return find_audioset(folder, extensions=extensions, segments=segments)
     if layout == "lists":
         return find_lists(folder, extensions=extensions)
-    if layout != "folders":
-        raise ConfigError(f"data.layout: {layout!r} does not hold single files; choose folders, lists or a manifest.")
     found = find_splits(folder, extensions=extensions)
     return DataListing(found.train, found.test, found.classes, None, found.notes)
 

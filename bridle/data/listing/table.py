@@ -33,6 +33,14 @@ class Line(NamedTuple):
 
 Span = tuple[float, float | None]  # start and end in seconds; None: to the end
 WHOLE: Span = (0.0, None)
+
+
+def span_text(span: Span) -> str:
+    """A part of a file for messages; nothing for a whole one."""
+    start, end = span
+    return "" if span == WHOLE else f" [{start:g}–{'end' if end is None else f'{end:g}'} s]"
+
+
 SPILL_EVERY = 1 << 17  # rows
 Where = str | Line  # what begins a message about a row
 

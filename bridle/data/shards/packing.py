@@ -14,11 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from bridle.data.audio.decode import open_regular
 from bridle.data.listing.folders import Listing, printable
 from bridle.data.listing.table import WHOLE
 from bridle.data.listing.table_on_disk import state_of
-from bridle.data.shards.tar_member import Place
+from bridle.data.shards.tar_member import Place, open_regular
 from bridle.errors import DataError, quoted
 
 LONGEST_KEY = 200  # characters

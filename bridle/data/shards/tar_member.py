@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from array import array
-from io import SEEK_CUR, SEEK_END, SEEK_SET, RawIOBase
+from io import SEEK_CUR, SEEK_END, SEEK_SET, FileIO, RawIOBase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -67,6 +68,17 @@ class Member(NamedTuple):
 
 
 Place = Path | Member
+
+
+def open_regular(path: Place) -> FileIO | MemberFile:
+    """A file, and nothing else: opening a pipe would wait for somebody to write into it."""
+    if isinstance(path, Member):
+        return path.open()
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise DataError(f"{quoted(path)} is not a file.")
+    return FileIO(handle)  # without a buffer, because a decoder goes on with the bare handle
 
 
 class MemberFile(RawIOBase):

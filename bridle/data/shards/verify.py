@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.data.inspect.inspection import KINDS
 from bridle.data.listing.table_on_disk import FACTS, damage
 from bridle.data.loading.worker_pool import in_order
+from bridle.data.modality import all_extensions, file_modalities
 from bridle.data.shards.reader import INDEX, split_shards
 from bridle.data.shards.scan import scan_shard
 from bridle.data.shards.writer import MANIFEST
@@ -71,8 +71,7 @@ def check_shards(root: Path, *, workers: int = 0, tell: Tell | None = None) -> S
 def look_at(root: Path, stated: dict[str, dict[str, Any]], name: str) -> Look:
     """One shard, in a worker."""
     if name not in stated:
-        endings = tuple(ending for endings in KINDS.values() for ending in endings)
-        contents = scan_shard(root / name, extensions=endings)
+        contents = scan_shard(root / name, extensions=all_extensions(file_modalities()))
         if isinstance(contents, DataError):
             return Look(0, [str(contents)])
         return Look(len(contents.samples), list(contents.damage), contents.notes)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from bridle.data.arrays.source import SignalFolder, open_signals
+from bridle.data.arrays.source import SignalFormat, Signals, open_signals
+from bridle.data.listing.folders import Listing
+from bridle.data.listing.layouts import find_data
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 
@@ -18,9 +20,9 @@ GEOMETRY = Geometry(2, (8,), (4,))
 ONE = Geometry(1, (8,), (4,))
 
 
-def source(path: Path, array: object, geometry: Geometry = GEOMETRY) -> SignalFolder:
+def source(path: Path, array: object, geometry: Geometry = GEOMETRY) -> Signals:
     np.save(path / "a.npy", array)  # type: ignore[arg-type]
-    return SignalFolder(paths=[path / "a.npy"], labels=None, classes=None, geometry=geometry)
+    return Signals(listing=Listing([path / "a.npy"], None), classes=None, format=SignalFormat(geometry))
 
 
 def test_evaluation_cuts_out_the_centre(tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_a_bad_file_is_refused_and_no_pickle_is_run(
 
 
 def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
-    folder = SignalFolder(paths=[tmp_path / "gone.npy"], labels=None, classes=None, geometry=GEOMETRY)
+    folder = Signals(listing=Listing([tmp_path / "gone.npy"], None), classes=None, format=SignalFormat(GEOMETRY))
     with pytest.raises(DataError, match="No such file"):
         folder.load(0, None)
 
@@ -146,7 +148,8 @@ def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
     for name in ("train/a/1.npy", "train/b/2.npy", "val/b/3.npy"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / name, np.ones((2, 8)))
-    splits = open_signals(tmp_path, geometry=GEOMETRY)
+    found = find_data(root=str(tmp_path), manifest=None, layout="auto", extensions=[".npy"])
+    splits = open_signals(found, format=SignalFormat(GEOMETRY))
     assert [splits.train.load(i, None).label for i in range(2)] == [0, 1]
     assert splits.test is not None
     assert splits.test.load(0, None).label == 1
@@ -155,4 +158,4 @@ def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
 
 def test_a_geometry_that_is_no_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="signals need one size"):
-        SignalFolder(paths=[], labels=None, classes=None, geometry=Geometry(1, (8, 8), (4, 4)))
+        Signals(listing=Listing([], None), classes=None, format=SignalFormat(Geometry(1, (8, 8), (4, 4))))

@@ -155,7 +155,7 @@ def test_trimming_shows_what_lies_between_the_silence_at_the_ends(
     for view, first in ((0, 0), (1, 4)):
         torch.testing.assert_close(clips.load_view(0, view).x[0], oracle[first : first + 16])
     torch.testing.assert_close(clips.load(0, None).x[0], oracle[2:18])
-    assert torch.equal(clips.listen(0), torch.from_numpy(sound)[320 : 320 + SAMPLES])
+    assert torch.equal(clips.listen(0).wave, torch.from_numpy(sound)[320 : 320 + SAMPLES])
     starts = {first_frame(clips.load(0, seeded(seed)).x, oracle) for seed in range(40)}
     assert starts == {0, 1, 2, 3, 4}
 
@@ -165,7 +165,7 @@ def test_trimming_leaves_half_a_patch_of_a_click_and_all_of_a_clip_without_sound
     click[-10] = 0.5
     paths = write(tmp_path, click, np.zeros(RATE, np.float32))
     clips = source(paths, trim=True)
-    assert torch.equal(clips.listen(0), torch.from_numpy(click[-samples_of(2) :]))
+    assert torch.equal(clips.listen(0).wave, torch.from_numpy(click[-samples_of(2) :]))
     sample = clips.load(0, None)
     assert sample.valid is not None and sample.valid.sum() == 2
     assert clips.load(1, None).valid is None

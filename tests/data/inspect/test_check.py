@@ -57,7 +57,7 @@ def test_one_kind_can_be_asked_for(folder: Path) -> None:
     assert check_folder(folder, kind="image").files == {"image": 1}
     with pytest.raises(DataError, match="no video files"):
         check_folder(folder, kind="video")
-    with pytest.raises(UsageError, match="expected auto"):
+    with pytest.raises(UsageError, match="--kind 'smell': expected video, image, audio, signal"):
         check_folder(folder, kind="smell")
 
 

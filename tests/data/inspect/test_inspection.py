@@ -15,7 +15,10 @@ import pytest
 import soundfile
 from PIL import Image
 
-from bridle.data.inspect.inspection import Facts, SoundMeter, decoder_messages, inspect_file, kind_of
+from bridle.data.audio.check import SoundMeter
+from bridle.data.inspect.findings import CheckOptions, Facts
+from bridle.data.inspect.inspection import decoder_messages, inspect_file
+from bridle.data.modality import file_modality, modality_of_file
 
 RATE = 16_000
 
@@ -48,10 +51,10 @@ def halve(path: Path) -> Path:
     return path
 
 
-def look(path: Path, **options: Any) -> Facts:
-    kind = kind_of(path)
-    assert kind is not None
-    return inspect_file(path, **{"kind": kind, "shortest": 0.1, "frames": 300, **options})
+def look(path: Path, kind: str | None = None, **options: Any) -> Facts:
+    modality = modality_of_file(path.name) if kind is None else file_modality(kind, option="--kind")
+    assert modality is not None
+    return inspect_file(path, modality, CheckOptions(**options))
 
 
 def names(path: Path, **options: Any) -> list[str]:
@@ -176,7 +179,7 @@ def test_a_sound_that_ends_before_its_stated_length_is_truncated(tmp_path: Path)
 def test_a_good_picture_has_its_size_and_no_finding(tmp_path: Path, name: str) -> None:
     picture = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / name)
-    assert look(tmp_path / name) == Facts("image", size=(30, 20))
+    assert look(tmp_path / name) == Facts("image", size="30×20")
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "I;16"])
@@ -204,7 +207,7 @@ def test_half_a_picture_and_a_bomb_are_undecodable(tmp_path: Path) -> None:
 
 def test_a_good_video_has_its_size_and_length(tmp_path: Path) -> None:
     facts = look(video(tmp_path / "a.mp4"))
-    assert facts == Facts("video", seconds=1.2, size=(64, 48))
+    assert facts == Facts("video", seconds=1.2, size="64×48")
 
 
 def test_only_so_many_frames_are_decoded_and_the_rest_is_believed(tmp_path: Path) -> None:
@@ -212,7 +215,7 @@ def test_only_so_many_frames_are_decoded_and_the_rest_is_believed(tmp_path: Path
     damaged = bytearray(path.read_bytes())
     damaged[-3000:] = bytes(3000)  # in the last frames
     path.write_bytes(bytes(damaged))
-    assert look(path, frames=5) == Facts("video", seconds=4.0, size=(64, 48))
+    assert look(path, frames=5) == Facts("video", seconds=4.0, size="64×48")
     assert names(path) != []
 
 
@@ -255,12 +258,18 @@ def test_sound_alone_is_no_video_and_pictures_alone_are_no_sound(tmp_path: Path)
 # Kinds and messages
 
 
-def test_the_name_tells_the_kind_and_a_video_may_be_heard() -> None:
-    endings = {"a.WAV": "audio", "a.m4a": "audio", "a.jpeg": "image", "a.mkv": "video", "a.gif": "video", "a.txt": None}
-    assert {name: kind_of(Path(name)) for name in endings} == endings
-    assert kind_of(Path("a.mp4"), "audio") == "audio"
-    assert kind_of(Path("a.mp4"), "image") is None
-    assert kind_of(Path("a.wav"), "video") is None
+def test_the_name_tells_the_kind() -> None:
+    endings = {
+        "a.WAV": "audio",
+        "a.m4a": "audio",
+        "a.jpeg": "image",
+        "a.mkv": "video",
+        "a.gif": "video",
+        "a.txt": None,
+        "a.npz": "signal",
+    }
+    found = {name: modality_of_file(name) for name in endings}
+    assert {name: modality and modality.kind for name, modality in found.items()} == endings
 
 
 def test_messages_of_decoders_are_caught_and_the_stream_is_given_back(capfd: pytest.CaptureFixture[str]) -> None:

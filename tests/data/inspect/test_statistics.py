@@ -15,7 +15,7 @@ from bridle.cli import app
 from bridle.config import load_config
 from bridle.data.audio.logmel import LogMel
 from bridle.data.inspect.check import Lengths
-from bridle.data.inspect.statistics import ClassSizes, count_classes, guess_recipe, measure_data, numbers
+from bridle.data.inspect.statistics import ClassSizes, count_classes, guess_modality, measure_data, numbers
 from bridle.errors import DataError, UsageError
 from bridle.report.data_tables import availability_table, statistics_lines
 
@@ -102,30 +102,30 @@ def test_several_labels_count_for_each_class_and_empty_classes_are_told() -> Non
 
 def test_the_recipe_is_guessed_by_most_of_the_files(tmp_path: Path) -> None:
     pictures(tmp_path / "p", {"cat": 2})
-    assert guess_recipe(tmp_path / "p") == "image"
+    assert guess_modality(tmp_path / "p").kind == "image"
     np.save(tmp_path / "p" / "a.npy", np.zeros(3))
-    assert guess_recipe(tmp_path / "p") == "image"
+    assert guess_modality(tmp_path / "p").kind == "image"
     for number in range(3):
         hiss(tmp_path / "p" / f"{number}.wav", 0.1)
-    assert guess_recipe(tmp_path / "p") == "audio"
+    assert guess_modality(tmp_path / "p").kind == "audio"
     (tmp_path / "s").mkdir()
     np.save(tmp_path / "s" / "a.npy", np.zeros(3))
-    assert guess_recipe(tmp_path / "s") == "signal"
+    assert guess_modality(tmp_path / "s").kind == "signal"
     (tmp_path / "list.csv").write_text("path\np/0.wav\n")
-    assert guess_recipe(tmp_path / "list.csv") == "audio"
+    assert guess_modality(tmp_path / "list.csv").kind == "audio"
 
 
 def test_nothing_to_guess_from_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(DataError, match="1 files of other"):
-        guess_recipe(tmp_path)
+        guess_modality(tmp_path)
     with pytest.raises(UsageError, match="does not exist"):
-        guess_recipe(tmp_path / "nowhere")
+        guess_modality(tmp_path / "nowhere")
     with pytest.raises(UsageError, match="is one file"):
-        guess_recipe(tmp_path / "a.txt")
+        guess_modality(tmp_path / "a.txt")
     (tmp_path / "list.csv").write_text("path\na.txt\n")
     with pytest.raises(DataError, match=r"no media files in .*list.csv' \(1 files of other kinds\)"):
-        guess_recipe(tmp_path / "list.csv")
+        guess_modality(tmp_path / "list.csv")
 
 
 def test_audioset_folders_say_how_much_of_the_lists_is_there(tmp_path: Path) -> None:

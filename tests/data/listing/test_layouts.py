@@ -211,7 +211,7 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         find(tmp_path, "lists")
     with pytest.raises(DataError, match=r"has no meta/esc50.csv"):
         find(tmp_path, "esc50")
-    with pytest.raises(ConfigError, match="'shards' does not hold single files"):
+    with pytest.raises(UsageError, match=r"no \.tar files in"):
         find(tmp_path, "shards")
 
 

@@ -38,8 +38,8 @@ def shard(path: Path, out: Path, *, source: str | None = None, shard_mb: int = 1
     todo = files_to_shard(path, source=source)
     return write_shards(
         todo.found,
-        source=todo.source,
-        extensions=todo.extensions,
+        source=todo.modality.name,
+        extensions=todo.modality.extensions,
         root=todo.root,
         out=out,
         shard_mb=shard_mb,
@@ -302,9 +302,9 @@ def test_held_out_files_must_be_whole(tmp_path: Path) -> None:
 
 def test_the_index_says_what_a_scan_says(photos: Path, tmp_path: Path) -> None:
     shard(photos, tmp_path / "out")
-    by_index = find_shards(tmp_path / "out", extensions=files_to_shard(photos, source="images").extensions)
+    by_index = find_shards(tmp_path / "out", extensions=files_to_shard(photos, source="images").modality.extensions)
     (tmp_path / "out" / "index").rename(tmp_path / "elsewhere")
-    by_scan = find_shards(tmp_path / "out", extensions=files_to_shard(photos, source="images").extensions)
+    by_scan = find_shards(tmp_path / "out", extensions=files_to_shard(photos, source="images").modality.extensions)
     for one, two in ((by_index.train, by_scan.train), (by_index.test, by_scan.test)):
         assert one is not None
         assert two is not None
@@ -330,7 +330,7 @@ def test_an_index_that_does_not_fit_is_told_and_not_used(photos: Path, tmp_path:
         facts = (out / "index" / "index.json").read_text()
         (out / "index" / "index.json").write_text(facts.replace("cat", "cow") if harm == "facts" else "{")
     assert labels.parent.stat().st_size < VERIFIED
-    found = find_shards(out, extensions=files_to_shard(photos, source="images").extensions)
+    found = find_shards(out, extensions=files_to_shard(photos, source="images").modality.extensions)
     assert "is not used" in found.notes[-1]
     assert found.classes == ("cat", "dog")
     assert list(found.train.labels or ())[:6] == [0, 0, 0, 1, 1, 1]
@@ -353,7 +353,7 @@ def test_check_finds_changed_missing_and_foreign_shards(photos: Path, tmp_path: 
 
 
 def test_what_cannot_be_sharded_is_refused_with_advice(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="expected images, audio, video"):
+    with pytest.raises(UsageError, match="--source 'smell': expected video, image, audio, signal"):
         files_to_shard(photos, source="smell")
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("x")

@@ -1,0 +1,86 @@
+"""Videos as a modality."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridle.config import Config
+from bridle.data.image.modality import IMAGENET_MEAN, IMAGENET_STD
+from bridle.data.inspect.findings import CheckOptions, Facts, reason
+from bridle.data.listing.table import DataListing
+from bridle.data.loading.watchdog import renew
+from bridle.data.modality import Modality, VitInput
+from bridle.data.sources import Reader, Splits
+from bridle.data.video.source import EXTENSIONS, VideoReader, open_videos
+
+SHORTFALL = 0.97  # headers of videos are often a little wrong; less than this share of the frames is a cut file
+
+
+def open_files(config: Config, found: DataListing) -> Splits:
+    """The listed videos as train and test."""
+    data, video = config.data, config.video
+    return open_videos(
+        found=found,
+        geometry=config.geometry.build(),
+        stride=video.stride,
+        short_side=video.short_side,
+        crops=video.crops,
+        timeout=video.timeout,
+        augment=config.augment,
+        views=data.views,
+        cache_mb=data.cache_mb,
+    )
+
+
+def open_reader(config: Config) -> Reader:
+    """Single videos as windows."""
+    video = config.video
+    return VideoReader(
+        geometry=config.geometry.build(), stride=video.stride, short_side=video.short_side, timeout=video.timeout
+    )
+
+
+def check_video(path: Path, options: CheckOptions) -> Facts:
+    """The first video track, its first `options.frames` frames decoded."""
+    import av
+
+    from bridle.data.video.decode import opened
+
+    count, size, trouble = 0, None, ""
+    with opened(str(path)) as (container, stream):
+        try:
+            for frame in container.decode(stream):
+                renew()
+                count, size = count + 1, f"{frame.width}×{frame.height}"
+                if count == options.frames:
+                    break
+        except av.FFmpegError as error:
+            trouble = f": {reason(error)}"
+        rate, promised = float(stream.average_rate or 0), stream.frames
+    if count == 0:
+        return Facts("video").found("empty", f"no frame can be decoded{trouble}")
+    whole = max(count, promised) if count == options.frames else count  # frames not decoded are taken on trust
+    facts = Facts("video", seconds=whole / rate if rate else None, size=size)
+    if trouble:
+        facts = facts.found("cut short", f"decoding stops after {count} frames{trouble}")
+    elif count < min(options.frames, SHORTFALL * promised):
+        facts = facts.found("cut short", f"{count} of {promised} frames are there")
+    if facts.seconds is not None and facts.seconds < options.shortest:
+        facts = facts.found("too short", f"{facts.seconds:.3g} s")
+    return facts
+
+
+MODALITIES = (
+    Modality(
+        name="video",
+        kind="video",
+        items="videos",
+        extensions=EXTENSIONS,
+        open_files=open_files,
+        open_reader=open_reader,
+        check_file=check_video,
+        can_be_padded=True,
+        is_unit_range=True,
+        vit_input=VitInput(axes=3, channels=None, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    ),
+)
