@@ -42,6 +42,9 @@ LITERAL: Mapping[Path, Any] = {
     ("loss", "cosine"): "ratio",  # Eq. cos:loss: one ratio of sums
     ("loss", "centre_teacher"): "none",  # Eq. cos:loss: z as it is
     ("tokenizer", "position"): True,  # the text is silent; the released code adds positions before the projection
+    ("encoder", "whiten"): None,  # §3: patches go to the encoder as they are
+    ("tokenizer", "whiten"): None,  # §4.1: a random projection alone
+    ("tokenizer", "components"): None,
 }
 
 
@@ -137,9 +140,15 @@ def _size_table(size: str) -> Table:
 
 
 def _lay(below: Table, above: Table) -> Table:
-    """Merge two layers; a length given in steps above replaces one given in epochs below, and the other way round."""
+    """Merge two layers; a length given in steps above replaces one given in epochs below, and the other way round.
+
+    Weights from elsewhere know plain patches: given above, they replace a whitening given below.
+    """
     twins = {"steps": "epochs", "epochs": "steps", "warmup_steps": "warmup_epochs", "warmup_epochs": "warmup_steps"}
     replaced = {(*path[:-1], twins[path[-1]]) for path, e in above.items() if path[-1] in twins and e.value is not None}
+    weights = above.get(("encoder", "weights"))
+    if weights is not None and weights.value is not None:
+        replaced.add(("encoder", "whiten"))
     return merge({path: entry for path, entry in below.items() if path not in replaced}, above)
 
 

@@ -84,6 +84,7 @@ class EncoderConfig(TrunkConfig):
 
     drop_path: Share = 0.0
     class_token: bool = False
+    whiten: Annotated[float, Field(gt=0.0)] | None = None  # ridge; None: patches are not whitened
     weights: str | None = None  # a ViT's safetensors file (timm or torch names) to start from
 
 
@@ -106,6 +107,16 @@ class TokenizerConfig(Section):
     later: str = "vit"  # of later iterations: an encoder that is trained in its own phase, or one that you registered
     standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
     position: bool = False  # add sin-cos positions to the patches before the projection, as the released code does
+    whiten: Annotated[float, Field(ge=0.0, le=1.0)] | None = (
+        None  # principal components divided by their variance^(whiten/2); None: a random projection alone
+    )
+    components: Positive | None = None  # with whiten: how many are kept; None: as many as quantizer.width, at most all
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.components is not None and self.whiten is None:
+            raise ValueError("tokenizer.components: needs tokenizer.whiten, for example 0.5")
+        return self
 
 
 class QuantizerConfig(Section):
@@ -205,6 +216,7 @@ class Config(Section):
         if self.finetune.mask is not None:
             self._check_mask(geometry, self.finetune.mask, "finetune.mask")
         self._check_blocks()
+        self._check_whitening(geometry)
         self._check_target()
         for key in ("mean", "std"):
             values = getattr(self.data, key)
@@ -219,6 +231,18 @@ class Config(Section):
                     f"{name}: {block} of an encoder with {self.encoder.depth} blocks; "
                     f"give 1 to {self.encoder.depth}, or null for the last"
                 )
+
+    def _check_whitening(self, geometry: Geometry) -> None:
+        if self.encoder.whiten is not None and self.encoder.weights is not None:
+            raise ValueError(
+                "encoder.whiten: weights from elsewhere (encoder.weights) know plain patches; add encoder.whiten=null"
+            )
+        kept = self.tokenizer.components
+        if kept is not None and kept > geometry.patch_features:
+            raise ValueError(
+                f"tokenizer.components: {kept} of patches with {geometry.patch_features} values; "
+                f"give 1 to {geometry.patch_features}, or null"
+            )
 
     def _check_target(self) -> None:
         weights, M = self.loss.stage_weights, self.quantizer.codebooks

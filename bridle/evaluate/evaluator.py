@@ -154,6 +154,7 @@ class Judge:
         """
         if self.results.value["baselines"]:
             return
+        # Nothing has measured its patches, so it sees them plain: whitened ones read worse before training.
         untrained = build_encoder(self.config).to(self.machine.device).eval()
         key = self.baselines_key(untrained)
         if (known := self.results.baselines_beside(key)) is not None:

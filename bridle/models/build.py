@@ -90,6 +90,7 @@ def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") 
         class_token=c.class_token,
         checkpoint_activations=config.runtime.checkpoint_activations,
         saved_position=c.weights is not None and part == "encoder",
+        whiten=c.whiten,
     )
     _initialise(encoder, config, iteration, part)
     return encoder
@@ -165,6 +166,8 @@ def build_cold_start(config: Config, *, iteration: int = 1) -> ColdStartTokenize
         quantizer=build_quantizer(config),
         standardise=config.tokenizer.standardise,
         position=config.tokenizer.position,
+        whiten=config.tokenizer.whiten,
+        components=config.tokenizer.components,
     )
     if not tokenizer.projection.is_meta:
         tokenizer.draw_projection(generator(config.seed, iteration, "cold-start"))

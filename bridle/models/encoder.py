@@ -27,7 +27,7 @@ class Encoded(NamedTuple):
 
 
 class Encoder(nn.Module):
-    """Pre-norm ViT on a grid of any rank, with fixed positions.
+    """Pre-norm ViT on a grid of any rank, with fixed positions; patches may be whitened first (ridge `whiten`).
 
     Buffers:
         position (T, D): sin-cos table, derived from the geometry and not saved; with `saved_position` it may be
@@ -47,13 +47,14 @@ class Encoder(nn.Module):
         class_token: bool = False,
         checkpoint_activations: bool = False,
         saved_position: bool = False,
+        whiten: float | None = None,
     ) -> None:
         super().__init__()
         self.geometry = geometry
         self.width = width
         self.depth = depth
         self.heads = heads
-        self.embed = PatchEmbed(geometry=geometry, width=width)
+        self.embed = PatchEmbed(geometry=geometry, width=width, ridge=whiten)
         self.trunk = Transformer(
             width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio, checkpoint_activations=checkpoint_activations
         )

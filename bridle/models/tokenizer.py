@@ -7,7 +7,7 @@ Shapes: x (B, C, *input), z_tilde (B, T, Dq), codes (B, T, M).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
@@ -19,19 +19,24 @@ from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.nn.patch import patchify
 from bridle.nn.position import sincos_position
+from bridle.nn.whiten import PatchMoments, whitened_projection
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.nearest import full_precision
+
+Batches = Iterable[tuple[Tensor, Tensor | None]]  # inputs x, and which tokens are real: (B, T) or None
 
 
 class Tokenizer(nn.Module):
     """Base class of tokenizers; a subclass implements `encode`.
 
     geometry: the inputs it takes. quantizer: turns z̃ into codes. is_trained: whether a tokenizer phase trains it; one
-    that is not trained only has its codebooks started. sees_padding: whether `encode` looks at `valid`.
+    that is not trained only has its codebooks started. sees_padding: whether `encode` looks at `valid`. measures:
+    whether `measure` must see samples before the codebooks are started.
     """
 
     is_trained = False
     sees_padding = False
+    measures = False
 
     def __init__(self, *, geometry: Geometry, quantizer: ResidualQuantizer) -> None:
         super().__init__()
@@ -46,6 +51,12 @@ class Tokenizer(nn.Module):
         """(B, C, *input) -> codes (B, T, M), or of the first `stages` only."""
         return self.quantizer.assign(self.encode(x, valid=valid), stages=stages)
 
+    def take_from(self, encoder: Encoder) -> None:
+        """Take over what is needed of the main encoder as it stands; called once, when an iteration begins."""
+
+    def measure(self, batches: Batches, generator: torch.Generator) -> None:
+        """Adapt to un-augmented samples (collective); called once, before the codebooks are started."""
+
     def cast(self, dtype: torch.dtype) -> torch.dtype:
         """Use `dtype` where that does not change codes much; returns the dtype that inputs must have."""
         return torch.float32
@@ -54,12 +65,18 @@ class Tokenizer(nn.Module):
 class ColdStartTokenizer(Tokenizer):
     """Patch content through a fixed random linear map (paper §4.1): no bias, no training, no position unless asked for.
 
+    With `whiten` w the map is (p − μ) A R: A the partial whitening of the n leading components of patches
+    (`bridle.nn.whiten`), R random with orthonormal rows if n ≤ Dq (distances stay as A makes them), else columns.
+
     Buffers:
-        projection (F, Dq): random map, drawn once with unit-variance output for standardised patches.
+        projection (F, Dq): random map, drawn once with unit-variance output for standardised patches; with `whiten`
+            A R, once the patches are measured.
+        mean (F,): μ. Only with `whiten`.
         place (T, F): sin-cos positions added to the patches, or absent; derived, not saved.
     """
 
     projection: Tensor
+    mean: Tensor
     place: Tensor | None
 
     def __init__(
@@ -69,26 +86,55 @@ class ColdStartTokenizer(Tokenizer):
         quantizer: ResidualQuantizer,
         standardise: Literal["dataset", "patch"] = "dataset",
         position: bool = False,
+        whiten: float | None = None,
+        components: int | None = None,
     ) -> None:
         super().__init__(geometry=geometry, quantizer=quantizer)
         self.standardise = standardise
+        self.whiten = whiten
+        self.components = components or min(geometry.patch_features, quantizer.width)
         self.register_buffer("projection", torch.zeros(geometry.patch_features, quantizer.width))
         place = sincos_position(geometry.grid, geometry.patch_features) if position else None
         self.register_buffer("place", place, persistent=False)
+        if whiten is not None:
+            self.register_buffer("mean", torch.zeros(geometry.patch_features))
 
     def draw_projection(self, generator: torch.Generator) -> None:
         """Draw the random map; called once by the builder."""
         drawn = torch.randn(self.projection.shape, generator=generator) / self.projection.shape[0] ** 0.5
         self.projection.copy_(drawn)
 
-    def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
-        """(B, C, *input) -> z̃ (B, T, Dq). Inputs arrive standardised over the data set."""
-        patches = patchify(x, self.geometry.patch).float()  # (B, C, *input) -> (B, T, F)
+    @property
+    def measures(self) -> bool:  # type: ignore[override]
+        """Does the map depend on the data?"""
+        return self.whiten is not None
+
+    @torch.no_grad()
+    def measure(self, batches: Batches, generator: torch.Generator) -> None:
+        """Make the map A R from the principal components of `patches`."""
+        assert self.whiten is not None
+        moments = PatchMoments(self.geometry.patch_features, self.projection.device)
+        for x, valid in batches:
+            moments.add(self.patches(x), valid)
+        spectrum = moments.spectrum()
+        self.mean.copy_(spectrum.mean)
+        self.projection.copy_(whitened_projection(spectrum, self.whiten, self.components, generator, self.projection))
+
+    def patches(self, x: Tensor) -> Tensor:
+        """(B, C, *input) -> what is projected, (B, T, F). Inputs arrive standardised over the data set."""
+        patches = patchify(x, self.geometry.patch).float()
         if self.standardise == "patch":
             patches = patches - patches.mean(-1, keepdim=True)
             patches = patches / patches.std(-1, keepdim=True, correction=0).clamp_min(1e-6)
         if self.place is not None:
             patches = patches + self.place
+        return patches
+
+    def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, C, *input) -> z̃ (B, T, Dq)."""
+        patches = self.patches(x)  # (B, C, *input) -> (B, T, F)
+        if self.whiten is not None:
+            patches = patches - self.mean
         # Targets must not depend on autocast: the same input always gets the same codes.
         with full_precision(x.device):
             return patches @ self.projection
@@ -109,6 +155,10 @@ class VitTokenizer(Tokenizer):
         """(B, C, *input) -> z̃ (B, T, Dq), always float32."""
         z_tilde: Tensor = self.projection(self.encoder(x, valid=valid).z)
         return z_tilde.float()
+
+    def take_from(self, encoder: Encoder) -> None:
+        """The same whitening of patches."""
+        self.encoder.embed.whiten_as(encoder.embed)
 
     def cast(self, dtype: torch.dtype) -> torch.dtype:
         """Convert encoder and projection; the quantizer stays float32."""

@@ -107,10 +107,15 @@ def load_vit(encoder: Encoder, path: str | Path) -> Started:
         for mine, (q, v) in biases.items():
             values[mine] = torch.cat([foreign.take(q), torch.zeros(encoder.width), foreign.take(v)])
         kernel = foreign.take_kernel()
+        if foreign.is_whitened:
+            notes.append("its whitening of patches is multiplied into the patch kernel")
+            kernel = (kernel.flatten(1) @ foreign.take("embed.whitening")).reshape(kernel.shape)
         values["embed.proj.weight"] = fit_kernel(kernel, encoder.geometry, notes)
         for mine, theirs in {"embed.proj.bias": names.bias, **both(norm=names.norm)}.items():
             if theirs in foreign.left:
                 values[mine] = foreign.take(theirs)
+        if foreign.is_whitened:
+            values["embed.proj.bias"] = values["embed.proj.bias"] - kernel.flatten(1) @ foreign.take("embed.mean")
         if foreign.pooled_norm:
             notes.append(f"its {names.norm} came after pooling; here it is each token's norm")
         values |= take_tokens(foreign, encoder, kernel, notes)

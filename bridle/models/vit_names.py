@@ -128,6 +128,7 @@ class Foreign:
         self.prefix = kernel.removesuffix(self.names.kernel)
         self.left = {name.removeprefix(self.prefix) for name in stored if name.startswith(self.prefix)}
         self.others = [name for name in stored if not name.startswith(self.prefix)]
+        self.is_whitened = self.names is OURS and "embed.whitening" in self.left
         if any(".mlp.linear_1." in name for name in self.left):
             self.names = OLDER
         if any(name.endswith(".attn.q_bias") for name in self.left):

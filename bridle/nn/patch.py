@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from bridle.errors import UsageError
 from bridle.geometry import Geometry
+from bridle.nn.whiten import Spectrum
 
 
 def patchify(x: Tensor, patch: tuple[int, ...]) -> Tensor:
@@ -52,12 +55,36 @@ def unpatchify(tokens: Tensor, *, channels: int, grid: tuple[int, ...], patch: t
 
 
 class PatchEmbed(nn.Module):
-    """One linear map of each patch: (B, C, *input) -> (B, T, D)."""
+    """One linear map of each patch, whitened before it if `ridge` is given: (B, C, *input) -> (B, T, D).
 
-    def __init__(self, *, geometry: Geometry, width: int) -> None:
+    Buffers (only with `ridge`):
+        mean (F,), whitening (F, F): of W(p − μ). Zero and the identity, so plain patches, until `whiten_by`.
+    """
+
+    mean: Tensor
+    whitening: Tensor
+
+    def __init__(self, *, geometry: Geometry, width: int, ridge: float | None = None) -> None:
         super().__init__()
-        self.geometry = geometry
+        self.geometry, self.ridge = geometry, ridge
         self.proj = nn.Linear(geometry.patch_features, width)
+        if ridge is not None:
+            self.register_buffer("mean", torch.zeros(geometry.patch_features))
+            self.register_buffer("whitening", torch.eye(geometry.patch_features))
+
+    @torch.no_grad()
+    def whiten_by(self, spectrum: Spectrum) -> None:
+        """Take mean and whitening from the measured components of patches."""
+        assert self.ridge is not None
+        self.mean.copy_(spectrum.mean)
+        self.whitening.copy_(spectrum.whitening(self.ridge))
+
+    @torch.no_grad()
+    def whiten_as(self, other: PatchEmbed) -> None:
+        """Take mean and whitening from another embedding of the same patches; nothing where there are none."""
+        if self.ridge is not None:
+            self.mean.copy_(other.mean)
+            self.whitening.copy_(other.whitening)
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.geometry.shape:
@@ -65,5 +92,18 @@ class PatchEmbed(nn.Module):
                 f"the model expects inputs of shape (B, {', '.join(map(str, self.geometry.shape))}), "
                 f"got {tuple(x.shape)}; resize or crop the input, or build the model for this size."
             )
-        out: Tensor = self.proj(patchify(x, self.geometry.patch))  # (B, T, F) -> (B, T, D)
-        return out
+        patches = patchify(x, self.geometry.patch)  # (B, C, *input) -> (B, T, F)
+        if self.ridge is None:
+            out: Tensor = self.proj(patches)  # (B, T, F) -> (B, T, D)
+            return out
+        if torch.compiler.is_exporting():  # a program is called without autocast
+            return self._embed_whitened(patches)
+        # Whitening takes differences of large numbers: 16 bits would leave little of them.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._embed_whitened(patches)
+
+    def _embed_whitened(self, patches: Tensor) -> Tensor:
+        """proj(W(p − μ)); both maps in one, because the product of the two matrices is small."""
+        weight = self.proj.weight.float() @ self.whitening.float()  # (D, F)
+        out = linear(patches.float() - self.mean.float(), weight, self.proj.bias.float())  # (B, T, F) -> (B, T, D)
+        return out.to(self.proj.weight.dtype)

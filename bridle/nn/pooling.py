@@ -57,4 +57,5 @@ def _sum_but_one(x: Tensor, axis: int | None) -> Tensor:
     """Sum (B, *grid, D) over all grid axes but `axis`."""
     rank = x.dim() - 2
     kept = None if axis is None else axis % rank
-    return x.sum(dim=[1 + a for a in range(rank) if a != kept])
+    summed = [1 + a for a in range(rank) if a != kept]
+    return x.sum(dim=summed) if summed else x  # torch takes no axes for all axes

@@ -230,13 +230,15 @@ def renew(run: Run[Nets], turn: Turn) -> None:
     untrained = turn.name == "encoder" and begins_untrained_tokenizer(config, r)
     if turn.name == "tokenizer" or (turn.name == "joint" and r > 1) or untrained:
         nets.tokenizer = build_later_tokenizer(config, iteration=r)
+        nets.tokenizer.take_from(nets.encoder)
         nets.estimator = None if untrained else build_estimator(config, iteration=r)
     fresh = config.schedule.encoder_restart == "fresh"
     if turn.name != "tokenizer" and r > 1:
         if fresh or renews_tokenizer(config):  # heads of the same target go on learning
             nets.heads = build_heads(config, iteration=r)
         if fresh:
-            nets.encoder = build_encoder(config, iteration=r)
+            before, nets.encoder = nets.encoder, build_encoder(config, iteration=r)
+            nets.encoder.embed.whiten_as(before.embed)
             nets.decoder = build_decoder(config, iteration=r)
     anew = r == 1 or fresh
     if config.encoder.weights is not None and turn.name != "tokenizer" and anew:

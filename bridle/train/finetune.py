@@ -7,6 +7,7 @@ Shapes: x (B, C, *input), labels (B,) or shares (B, K), logits (B, K). Layer l o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from bridle.data.loading.loader import Batch
 from bridle.errors import ConfigError, DataError
 from bridle.models.build import named_state
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
+from bridle.nn.patch import patchify
+from bridle.nn.whiten import PatchMoments
 from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
 from bridle.train.engine import Draws, Phase, StepResult, fit, move, phase_key
 from bridle.train.run import Run
@@ -82,6 +85,8 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         key = phase_key(iteration, "finetune")
         loader = run.loader(phase=key, batch=settings.batch, micro_batch=None, whole=True)  # every rank measures all
         batches = [move(batch, run.machine.device) for batch in loader.first(START_ITEMS, rows=64)]
+        if iteration == 0:
+            whiten_inputs(nets, batches)
         for model in (nets.classifier, None if nets.average is None else nets.average.model):
             if model is not None:
                 model.standardise((batch.x, batch.valid) for batch in batches)
@@ -113,6 +118,19 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         rate_scale=partial(layer_scale, depth=nets.classifier.encoder.depth, decay=settings.layer_decay),
         has_codes=False,
     )
+
+
+def whiten_inputs(nets: Tuned, batches: Sequence[Batch]) -> None:
+    """Give an encoder that never was pretrained the whitening of its training items, where it wants one."""
+    encoder = nets.classifier.encoder
+    if encoder.embed.ridge is None:
+        return
+    moments = PatchMoments(encoder.geometry.patch_features, batches[0].x.device)
+    for batch in batches:
+        moments.add(patchify(batch.x, encoder.geometry.patch), batch.valid)
+    encoder.embed.whiten_by(moments.spectrum())
+    if nets.average is not None:
+        nets.average.model.encoder.embed.whiten_as(encoder.embed)
 
 
 def layer_scale(name: str, *, depth: int, decay: float) -> float:

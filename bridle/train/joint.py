@@ -28,6 +28,7 @@ from bridle.train.phases import (
     start_codebooks,
     targets,
     teach,
+    whiten_inputs,
 )
 from bridle.train.run import Run
 
@@ -40,6 +41,8 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     teacher = MovingTeacher(run)
 
     def start() -> None:
+        if iteration == 1:  # later networks take over what was measured
+            whiten_inputs(run, phase.key, run.config.encoder_phase)
         start_codebooks(run, phase.key, run.config.encoder_phase)
 
     def step(batch: Batch, draws: Draws) -> StepResult:

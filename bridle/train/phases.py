@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from bridle.models.losses import (
 from bridle.models.tokenizer import tokenizer_kind
 from bridle.nn.masking import Mask
 from bridle.nn.patch import patchify
+from bridle.nn.whiten import PatchMoments
 from bridle.quantize import CodebookWarning, Quantized
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
@@ -40,6 +42,7 @@ from bridle.train.stored_codes import FOLDER, CodeTable
 
 MOST_START_TOKENS = 131_072
 START_TOKENS_PER_CODE = 64
+MEASURED_TOKENS = 65_536  # for second moments
 NOTHING_YET = "nothing of this phase is done yet; the phase before is saved."
 CODES_ANEW = "training is saved; the codes of the data set are computed anew."
 
@@ -50,12 +53,19 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     phase = make_phase(run, settings, index=index, iteration=iteration, name="encoder")
     trained = {"encoder": nets.encoder, "decoder": nets.decoder, "heads": nets.heads}
     phase = replace(phase, trained=trained, repeats=settings.masks)
+
+    def whiten() -> None:
+        if iteration == 1:  # later networks take over what was measured
+            whiten_inputs(run, phase.key, settings)
+
     if run.config.loss.target == "patches":
-        return replace(phase, step=lambda batch, draws: predict_patches(run, batch, draws), has_codes=False)
+        regress = partial(predict_patches, run)
+        return replace(phase, step=regress, start=whiten, has_codes=False)
     stored = stored_codes(run, phase.key) if settings.codes == "stored" else None
     kept = KeptTargets(nets, steps=settings.masks, stored=stored)
 
     def start() -> None:
+        whiten()
         if iteration == 1 or begins_untrained_tokenizer(run.config, iteration):  # others were started before
             start_codebooks(run, phase.key, settings)
 
@@ -227,9 +237,33 @@ def hidden_positions(mask: Mask) -> Hidden:
     return Hidden.of(mask.masked, mask.masked.shape[1] - mask.visible.shape[1])
 
 
+@torch.no_grad()
+def whiten_inputs(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
+    """Measure patches and whiten the inputs of the encoder, and of a tokenizer with an encoder (collective)."""
+    embed = run.nets.encoder.embed
+    if embed.ridge is None:
+        return
+    run.progress.note(f"{key}: measuring patches")
+    moments = PatchMoments(embed.geometry.patch_features, run.machine.device)
+    for batch in measured_batches(run, key, settings):
+        moments.add(patchify(batch.x, embed.geometry.patch), batch.valid)
+    embed.whiten_by(moments.spectrum())
+    if run.nets.own_tokenizer is not None:
+        run.nets.own_tokenizer.take_from(run.nets.encoder)
+
+
+def measured_batches(run: Run[Nets], key: str, settings: PhaseConfig) -> Iterator[Batch]:
+    """Un-augmented samples of enough tokens for second moments."""
+    samples = -(-MEASURED_TOKENS // run.config.geometry.build().tokens)
+    return first_batches(run, key, settings, samples=min(samples, len(run.source)))
+
+
 def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     """Start the codebooks from the first un-augmented tokens of the phase's order, then reset rare codes."""
     quantizer = run.nets.tokenizer.quantizer
+    if run.nets.tokenizer.measures:
+        seen = ((batch.x, batch.valid) for batch in measured_batches(run, key, settings))
+        run.nets.tokenizer.measure(seen, generator(run.config.seed, key, "measure"))
     run.progress.note(f"{key}: starting {quantizer.codebooks} codebook(s) ({run.config.quantizer.start})")
     T, tokens, device = run.config.geometry.build().tokens, start_tokens(run, settings), run.machine.device
     latents = [torch.zeros(0, quantizer.width, device=device)]  # a rank may be left without a batch

@@ -18,6 +18,8 @@ from bridle.export.load import Trained, facts_of_nets
 from bridle.infer.model import Model
 from bridle.models.build import build_cold_start, build_encoder, build_vit_tokenizer
 from bridle.models.tokenizer import Tokenizer
+from bridle.nn.patch import patchify
+from bridle.nn.whiten import PatchMoments
 from bridle.seeding import generator
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `export`")
@@ -33,12 +35,20 @@ def model_of(kind: str, *, cold: bool = False) -> Model:
     """Random networks with codebooks started on random inputs."""
     std = {"image": "data.std=[0.2, 0.3, 0.2]", "audio": "data.std=[8.0]", "video": "data.std=[0.25]"}[kind]
     short = [text for text in SMALL if "warmup" not in text]
-    config = load_config(kind, [*short, *KINDS[kind], std, "encoder.class_token=true"])
+    white = ["encoder.whiten=0.1", "tokenizer.whiten=0.5"]
+    config = load_config(kind, [*short, *KINDS[kind], std, *white, "encoder.class_token=true"])
+    encoder = build_encoder(config)
     tokenizer: Tokenizer = build_cold_start(config) if cold else build_vit_tokenizer(config, iteration=2)
     x = torch.randn(24, *config.geometry.build().shape, generator=generator("start"))
+    moments = PatchMoments(config.geometry.build().patch_features, x.device)
+    moments.add(patchify(x.cumsum(-1), config.geometry.patch), None)  # neighbours alike, as in real data
+    encoder.embed.whiten_by(moments.spectrum())
     with torch.no_grad():
+        tokenizer.take_from(encoder)
+        if tokenizer.measures:
+            tokenizer.measure([(x.cumsum(-1), None)], generator("rotation"))
         tokenizer.quantizer.start_codebooks(tokenizer.encode(x), generator=generator("books"))
-    trained = Trained(build_encoder(config), tokenizer, config, facts_of_nets(tokenizer))
+    trained = Trained(encoder, tokenizer, config, facts_of_nets(tokenizer))
     return Model(trained, config, device=torch.device("cpu"))
 
 
