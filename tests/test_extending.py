@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from forked import bridle
 
 from bridle.errors import ConfigError, UsageError
+from bridle.infer.read import read_codes
 from bridle.models.tokenizer import tokenizer_kind
 from bridle.plugins import VARIABLE, load_plugins, name_plugins
 
@@ -85,3 +88,75 @@ def test_a_plugin_is_imported_once(tmp_path: Path) -> None:
 def test_a_mistyped_tokenizer_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.later: unknown tokenizer 'vitt'; did you mean 'vit'"):
         tokenizer_kind("vitt", key="tokenizer.later")
+
+
+def write_ecgs(folder: Path, *, seed: int = 0) -> None:
+    """Two classes, two leads at 250 Hz: regular and irregular beats; the files are 1 to 2.2 seconds long."""
+    random = np.random.default_rng(seed)
+    for split, count in (("train", 8), ("test", 4)):
+        for name in ("normal", "irregular"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                time = np.arange(250 + 50 * (number % 7)) / 250
+                phase = 2 * np.pi * 1.3 * time + (np.sin(9 * time) if name == "irregular" else 0)
+                beats = np.exp(8 * (np.cos(phase + random.uniform(0, 6)) - 1))
+                leads = np.stack([beats, -0.5 * beats], axis=1) + 0.02 * random.standard_normal((len(time), 2))
+                lines = "\n".join(" ".join(f"{value:.4f}" for value in row) for row in leads)
+                (folder / split / name / f"{number}.ecg").write_text(f"# rate 250\n{lines}\n")
+
+
+@pytest.fixture(scope="module")
+def ecg_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with ecg.py, files in ecgs/, and what the commands of the page wrote."""
+    folder = tmp_path_factory.mktemp("ecg")
+    (folder / "ecg.py").write_text(block("A new modality", "python"))
+    write_ecgs(folder / "ecgs")
+    for line in block("A new modality", "bash").splitlines():
+        short = (*SHORT, "--max-steps", "3") if " pretrain " in line else ()
+        done = bridle(*line.split()[1:], *short, cwd=folder)
+        assert done.code == 0, (line, done.err)
+        (folder / f"{line.split()[3]}.out").write_text(done.out)
+    return folder
+
+
+def test_the_modality_of_the_page_goes_through_every_command(ecg_run: Path) -> None:
+    assert "files     24 (24 ecg)" in (ecg_run / "data.out").read_text()
+    assert "250 Hz 24×" in (ecg_run / "data.out").read_text()
+    assert json.loads((ecg_run / "runs/ecg/results.json").read_text())["name"] == "signal"
+    found = read_codes(ecg_run / "codes.npz")
+    _, first = next(iter(found))
+    assert first.times is not None and first.times[1] == 16 / 250
+    assert "<img" in (ecg_run / "ecg.html").read_text()
+    assert (ecg_run / "hits.html").read_text().count("<img") >= 5
+
+
+def test_without_the_plugin_the_run_is_refused_with_the_remedy(ecg_run: Path) -> None:
+    refused = bridle("probe", "runs/ecg", cwd=ecg_run)
+    assert refused.code == 2
+    assert "data.source: 'ecg' is not a known source" in refused.err
+    assert "--plugin" in refused.err
+
+
+def test_files_of_a_new_modality_can_be_counted_and_sharded(ecg_run: Path) -> None:
+    shape = ("geometry.channels=2", "geometry.input=[256]")
+    done = bridle("--plugin", "ecg.py", "data", "stats", "ecgs", *shape, cwd=ecg_run)
+    assert done.code == 0, done.err
+    assert "lengths   1.00 to 2.20 s" in done.out
+    assert "bridle pretrain signal data.source=ecg" in done.out
+    done = bridle("--plugin", "ecg.py", "data", "shard", "ecgs", "--out", "shards", cwd=ecg_run)
+    assert done.code == 0, done.err
+    done = bridle("--plugin", "ecg.py", "probe", "runs/ecg", "data.root=shards", cwd=ecg_run)
+    assert done.code == 0, done.err
+
+
+def test_a_bad_file_of_a_new_modality_is_a_finding_and_costs_nothing_else(ecg_run: Path) -> None:
+    (ecg_run / "bad").mkdir()
+    (ecg_run / "bad" / "a.ecg").write_text("# rate 250\n0.1 0.2\nnot a number\n")
+    (ecg_run / "bad" / "b.ecg").write_text("# rate 500\n" + "0.1 0.2\n0.2 0.1\n" * 300)
+    (ecg_run / "bad" / "c.ecg").write_text("# rate 250\n" + "0.1 0.2\n0.2 0.1\n" * 300)
+    checked = bridle("--plugin", "ecg.py", "data", "check", "bad", "--rate", "250", cwd=ecg_run)
+    assert checked.code == 0, checked.err
+    assert "undecodable" in checked.out and "wrong rate" in checked.out
+    done = bridle("--plugin", "ecg.py", "tokenize", "runs/ecg", "bad", "--out", "some.npz", cwd=ecg_run)
+    assert "2 of 3 files could not be read" in done.err
+    assert [Path(name).name for name, _ in read_codes(ecg_run / "some.npz")] == ["c.ecg"]

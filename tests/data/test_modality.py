@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import bridle as package
 from bridle.config import load_config
@@ -14,9 +15,10 @@ from bridle.config.data_schema import SOURCES
 from bridle.config.load import dump_config, read_config
 from bridle.config.schema import Config
 from bridle.config.section import Section
+from bridle.data.build import open_data, open_reader
 from bridle.data.modality import Modality, file_modalities, find_modality, modality_of_file, register_modality
 from bridle.data.sources import Splits
-from bridle.errors import ConfigError, UsageError
+from bridle.errors import ConfigError, DataError, UsageError
 
 PACKAGE = Path(package.__file__).parent
 # Where such a word is not the name of a modality, or the modality itself lives there.
@@ -123,6 +125,30 @@ def test_registering_again_replaces_the_record() -> None:
     register_modality(smell(items="smells"))
     register_modality(smell(items="scents"))
     assert find_modality("smell").items == "scents"
+
+
+@pytest.mark.usefixtures("registry")
+def test_the_modality_of_the_documentation_is_registered_from_python(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+    code = page.split("## A new modality")[1].split("```python\n")[1].split("```")[0]
+    exec(code, {})
+    lines = [f"{frame} {-frame}" for frame in range(30)]
+    (tmp_path / "a.ecg").write_text("\n".join(["# rate 250", *lines]))
+    (tmp_path / "list.csv").write_text("path,start,end,label\na.ecg,0.04,0.08,x\na.ecg,0,,y\n")
+    shape = ("geometry.channels=2", "geometry.input=[16]", "geometry.patch=[4]")
+    config = load_config("signal", ["data.source=ecg", f"data.manifest={tmp_path / 'list.csv'}", *shape])
+    data = open_data(config).train
+    first = data.load(0, None)  # frames 10 to 19, then the last one goes on
+    assert first.x[0].tolist() == [*range(10, 20), *[19.0] * 6]
+    assert first.valid is not None and first.valid.tolist() == [True, True, True, False]
+    signs = {float(data.load(1, torch.Generator().manual_seed(seed)).x[0].sum().sign()) for seed in range(20)}
+    assert signs == {-1.0, 1.0}  # its own augmentation
+    reader = open_reader(config)
+    assert [window.start for window in reader.windows(tmp_path / "a.ecg")] == [0, 16]
+    assert reader.frame_seconds == 1 / 250
+    with pytest.raises(DataError, match="has 250 samples per second; expected 500"):
+        own = ["data.source=ecg", f"data.root={tmp_path}", "ecg.sample_rate=500.0"]
+        open_data(load_config("signal", [*own, *shape])).train.load(0, None)
 
 
 def names_of_modalities(tree: ast.AST) -> set[str]:
