@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from bridle.config import load_config
 from bridle.data.arrays.source import SignalFormat, Signals, open_signals
+from bridle.data.build import open_data
+from bridle.data.inspect.check import check_folder
 from bridle.data.listing.folders import Listing
 from bridle.data.listing.layouts import find_data
+from bridle.data.shards.gather import files_to_shard
+from bridle.data.shards.writer import write_shards
+from bridle.data.sources import Measured, Splits, Viewed
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 
@@ -159,3 +165,108 @@ def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
 def test_a_geometry_that_is_no_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="signals need one size"):
         Signals(listing=Listing([], None), classes=None, format=SignalFormat(Geometry(1, (8, 8), (4, 4))))
+
+
+def opened(words: list[str], folder: Path) -> Splits:
+    shape = ("geometry.channels=2", "geometry.input=[8]", "geometry.patch=[4]", "mask.ratio=0.5")
+    return open_data(load_config("signal", [*shape, *words, f"data.root={folder}"]))
+
+
+def test_an_archive_holds_one_array_and_perhaps_its_rate(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(24.0).reshape(2, 12), sample_rate=50)
+    assert opened([], tmp_path).train.load(0, None).x[0].tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(DataError, match="has 50 samples per second; expected 100"):
+        opened(["signals.sample_rate=100.0"], tmp_path).train.load(0, None)
+    np.savez(tmp_path / "a.npz", x=np.ones((2, 8)), y=np.ones((2, 8)))
+    with pytest.raises(DataError, match=r"should hold one array .*its arrays: 'x, y'"):
+        opened([], tmp_path).train.load(0, None)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", cut(), archive()[:-60], pickled_array()])
+def test_a_bad_archive_is_refused_and_no_pickle_is_run(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.npz' (cannot be read as a \.npz array|is not)"):
+        opened([], tmp_path).train.load(0, None)
+
+
+def test_a_manifest_gives_labels_folds_and_parts_in_seconds(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(24.0).reshape(2, 12))
+    (tmp_path / "list.csv").write_text("path,start,end,label,fold\na.npy,0.2,1.0,x,1\na.npy,0,,y,1\na.npy,0,,x,2\n")
+    words = [f"data.manifest={tmp_path / 'list.csv'}", "signals.sample_rate=10.0"]
+    splits = opened(words, tmp_path)
+    assert splits.train.load(0, None).x[0].tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert splits.train.describe(0).endswith("a.npy [0.2–1 s]")
+    assert splits.folds is not None and list(splits.folds) == [1, 1, 2]
+    assert splits.train.classes == ("x", "y")
+    held_out = opened([*words, "data.test_fold=2"], tmp_path)
+    assert held_out.test is not None and held_out.test.load(0, None).label == 0
+    with pytest.raises(ConfigError, match=r"set signals\.sample_rate"):
+        opened(words[:1], tmp_path)
+
+
+def test_arrays_in_shards_are_the_arrays_in_files(tmp_path: Path) -> None:
+    (tmp_path / "in" / "b").mkdir(parents=True)
+    np.save(tmp_path / "in" / "b" / "1.npy", np.arange(24.0).reshape(2, 12))
+    np.savez(tmp_path / "in" / "b" / "2.npz", np.arange(24.0).reshape(2, 12) + 1)
+    todo = files_to_shard(tmp_path / "in", source=None)
+    assert todo.modality.name == "signals"
+    extensions = todo.modality.extensions
+    write_shards(todo.found, source="signals", extensions=extensions, root=todo.root, out=tmp_path / "out")
+    files, packed = (opened([], tmp_path / name).train for name in ("in", "out"))
+    for index in range(2):
+        assert torch.equal(files.load(index, None).x, packed.load(index, None).x)
+    assert packed.classes == ("b",)
+
+
+def test_views_reach_from_the_beginning_to_the_end_and_a_cache_changes_nothing(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(24.0).reshape(2, 12))
+    for words in (["data.views=3"], ["data.views=3", "data.cache_mb=1"]):
+        source = opened(words, tmp_path).train
+        assert isinstance(source, Viewed)
+        assert [source.load_view(0, view).x[0, 0].item() for view in range(3)] == [0, 2, 4]
+
+
+def test_signals_are_augmented_where_that_is_asked_for(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(1.0, 17.0).reshape(2, 8))
+    whole = opened([], tmp_path).train.load(0, None).x
+
+    def drawn(*words: str) -> list[torch.Tensor]:
+        source = opened(list(words), tmp_path).train
+        return [source.load(0, torch.Generator().manual_seed(seed)).x for seed in range(20)]
+
+    assert all(torch.equal(x, whole) for x in drawn())
+    assert {tuple(x[0].tolist()) for x in drawn("augment.roll=true")} <= {
+        tuple(whole[0].roll(n).tolist()) for n in range(8)
+    }
+    louder = torch.stack([x[0, 0] / whole[0, 0] for x in drawn("augment.gain_db=6.0")])
+    assert 0.5 < louder.min() < 0.9 and 1.1 < louder.max() < 2.0
+    assert all(0.01 < (x - whole).std() / whole.square().mean().sqrt() < 0.5 for x in drawn("augment.noise_db=10.0"))
+    masked = drawn("augment.time_mask=4")
+    assert {int((x[0] != whole[0]).sum()) for x in masked} == {0, 1, 2, 3, 4}
+    assert all(torch.equal(x[0] != whole[0], x[1] != whole[1]) for x in masked)
+
+
+def test_the_length_in_seconds_is_known_with_the_rate(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((2, 12)))
+    for words, seconds in (([], None), (["signals.sample_rate=4.0"], 3.0)):
+        source = opened(words, tmp_path).train
+        assert isinstance(source, Measured)
+        assert source.seconds(0) == seconds
+
+
+@pytest.mark.parametrize(
+    ("array", "findings"),
+    [
+        (np.random.default_rng(0).normal(size=(2, 500)), []),
+        (np.full((2, 500), 3.0), ["blank"]),
+        (np.array([[0.0, np.nan, 1.0]]), ["not finite"]),
+        (np.zeros((2, 0)), ["empty"]),
+        (np.zeros((2, 3, 4)), ["undecodable"]),
+        (np.full((2, 3), "a"), ["undecodable"]),
+    ],
+)
+def test_a_check_finds_what_is_wrong_with_an_array(tmp_path: Path, array: np.ndarray, findings: list[str]) -> None:
+    np.save(tmp_path / "a.npy", array)
+    report = check_folder(tmp_path, workers=0)
+    assert list(report.findings) == findings
+    assert report.files == {"signal": 1}
