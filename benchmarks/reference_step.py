@@ -1,7 +1,7 @@
 """How long the plain encoder step takes beside bridle's: python benchmarks/reference_step.py [MODALITY SIZE]
 
-The plain step is `bridle/bench/reference.py`: the tokenizer at every step, logits and loss at all positions, torch's
-AdamW as it comes, the same architecture. `bridle bench step` prints the whole table.
+The plain step is `PlainStep` of `bridle/bench/step.py`: the tokenizer at every step, logits and loss at all positions,
+torch's AdamW as it comes, the same architecture. `bridle bench step` prints the whole table.
 """
 
 from __future__ import annotations

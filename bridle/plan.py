@@ -1,6 +1,6 @@
 """`bridle plan`: what a run will cost, before it costs anything. Nothing is trained.
 
-Counted exactly: parameters, operations, activations, steps, checkpoint bytes (`bench/cost.py`; fp32 state, AdamW's two
+Counted exactly: parameters, operations, activations, steps, checkpoint bytes (`models/cost.py`; fp32 state, AdamW's two
 moments). Estimated, and marked so: time, from the device's published peak and an assumed utilisation.
 
 With P_t trained and P_f frozen parameters, N devices, b rows a device and micro-batch, a(b) kept activations:
@@ -24,13 +24,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bridle.bench.cost import StepCosts, encoder_step, pretend_nets, tokenizer_step
 from bridle.config import Config
 from bridle.config.schema import FinetuneConfig, PhaseConfig
 from bridle.data.build import open_data
 from bridle.data.modality import modality_of
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import Nets
+from bridle.models.cost import StepCosts, encoder_step, pretend_nets, tokenizer_step
 from bridle.nn.transformer import Block
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, schedule
 

@@ -1,41 +1,43 @@
-"""The encoder-phase step: where its time goes, what part of the machine's speed it uses, and beside a plain step.
+"""The encoder-phase step beside a plain one, interleaved in one process on one thread.
 
-Three ways through the same networks take turns in one process, on one thread: the plain step (`reference.py`), ours
-with the tokenizer at every step (live), and ours with codes that are already there (reused, as with
-`encoder_phase.masks`). Times are CPU seconds, medians over the turns; ratios are taken within a turn, then their
-median. `GEMM` is the share of the speed of a bare float32 product that a step reaches with its counted
-operations. The tokenizer is a ViT, as from iteration 2 on. Inputs are random numbers of the modality's shape.
+Three steps through the same networks take turns: a plain one (`PlainStep`), ours with the tokenizer at every step
+(live), and ours with codes that are already there (reused, as with `encoder_phase.masks`). Times are CPU seconds,
+medians over the turns; ratios are taken within a turn, then their median. `GEMM` is the share of a bare float32
+product's speed that a step reaches with its counted operations. The tokenizer is a ViT, as from iteration 2 on; inputs
+are random numbers. `benchmarks/step_parts.py` in the repository shows where a step's time goes.
+
+Shapes: x (B, C, *input), V of T tokens visible, codes (B, T, M).
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from bridle.bench.cost import encoder_step
-from bridle.bench.data import start_codes
-from bridle.bench.quantizer import Call, cpu_seconds, describe_machine, extra_memory, one_thread
-from bridle.bench.reference import PlainStep
+from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, one_thread
 from bridle.config import Config, load_config
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.loading.loader import Batch, Loader
-from bridle.machine import StopRequest
+from bridle.data.sources import Source
+from bridle.machine import Machine, StopRequest
 from bridle.models.build import Nets, build_nets
-from bridle.models.losses import encoder_loss
+from bridle.models.cost import encoder_step
+from bridle.nn.masking import draw_mask
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
-from bridle.train.engine import Draws, Progress, build_replicas, take_step
+from bridle.train.engine import Phase, Progress, build_replicas, take_step
 from bridle.train.optim import build_optimizer, named_parameters
-from bridle.train.phases import encoder_phase, hidden_positions, targets
+from bridle.train.phases import encoder_phase
 from bridle.train.run import Run, open_machine
 
 SIZES = ("tiny", "small", "base")
@@ -45,9 +47,42 @@ ROWS = {"tiny": 32, "small": 4, "base": 2}
 REPEATS = {"tiny": 11, "small": 7, "base": 3}
 DEFAULT = tuple((modality, size) for size in SIZES for modality in MODALITIES)
 BUDGETS = {"live": 0.90, "reused": 0.60}  # of the plain step
-PARTS = ("data", "tokenizer", "encoder", "decoder", "heads, loss", "backward", "optimizer")
 GEMM_SIZE = 768
-Tell = Callable[[str], None]
+
+
+class PlainStep:
+    """What a straightforward implementation does, to measure ours against.
+
+    The tokenizer's full forward at every step, logits and loss at all T positions with the visible ones weighted zero,
+    clipping where the recipe clips, torch's AdamW as it comes.
+    """
+
+    def __init__(self, nets: Nets, config: Config, *, generator: torch.Generator) -> None:
+        self.nets, self.config, self.generator = nets, config, generator
+        modules = (nets.encoder, nets.decoder, nets.heads)
+        self.parameters = [p for module in modules for p in module.parameters()]
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=1e-6)
+
+    def __call__(self, x: Tensor) -> float:
+        """One step; its loss."""
+        nets = self.nets
+        with torch.no_grad():
+            codes = nets.tokenizer.quantizer(nets.tokenizer.encode(x)).codes  # (B, T, M)
+        mask = draw_mask(
+            self.config.mask.kind, grid=self.config.geometry.build().grid, ratio=self.config.mask.ratio,
+            batch=len(x), generator=self.generator, device=x.device,
+        )  # fmt: skip
+        z = nets.encoder(x, mask=mask).z  # (B, V, D)
+        logits = nets.heads(nets.decoder(z, mask=mask), codes)  # M x (B, T, K_m)
+        weight = mask.masked.float()  # (B, T)
+        losses = [cross_entropy(head.transpose(1, 2), codes[..., m], reduction="none") for m, head in enumerate(logits)]
+        loss = (torch.stack(losses).mean(0) * weight).sum() / weight.sum()
+        loss.backward()
+        if self.config.encoder_phase.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.config.encoder_phase.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()  # at the end, so that whoever steps next on the same networks starts clean
+        return loss.item()
 
 
 class StepRow(NamedTuple):
@@ -56,7 +91,6 @@ class StepRow(NamedTuple):
     name: str
     rows: int
     turns: dict[str, list[float]]  # CPU seconds of the plain, live and reused step, turn by turn
-    parts: dict[str, float]  # CPU seconds of the live step's parts
     operations: int  # of the live step
     gemm: float  # operations a CPU second of a bare product
     extra_mb: float | None  # peak memory a live step adds to weights and optimizer; None where it cannot be measured
@@ -97,25 +131,20 @@ class StepTable:
                 f"{row.ratio('reused', 'live'):.2f}", f"{row.seconds('live'):.3f}", f"{row.utilisation:.2f}", extra,
             )  # fmt: skip
             lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", f"| share of the live step, % | {' | '.join(PARTS)} |", "|---|" + "---:|" * len(PARTS)]
-        for row in self.rows:
-            whole = sum(row.parts.values())
-            shares = (f"{100 * row.parts[part] / whole:.1f}" for part in PARTS)
-            lines.append(f"| {row.name} | {' | '.join(shares)} |")
         return "\n".join([*lines, "", self.machine, ""])
 
 
 def run(
     chosen: Sequence[tuple[str, str]] = DEFAULT, *, repeats: int | None = None, tell: Tell = lambda text: None
 ) -> StepTable:
-    """Measure models given as (modality, size); `tell` hears what is next."""
+    """Measure models given as (modality, size)."""
     rows = []
     with one_thread():
         for modality, size in chosen:
             tell(f"{modality} {size}, {ROWS[size]} rows, {repeats or REPEATS[size]} turns")
             config = model_config(modality, size)
             rows.append(measure(config, f"{modality} {size}", rows=ROWS[size], repeats=repeats or REPEATS[size]))
-    return StepTable(tuple(rows), describe_machine())
+        return StepTable(tuple(rows), describe_machine())
 
 
 def run_recipe(config: Config, *, rows: int, repeats: int, tell: Tell = lambda text: None) -> StepTable:
@@ -132,113 +161,78 @@ def model_config(modality: str, size: str) -> Config:
 
 def measure(config: Config, name: str, *, rows: int, repeats: int) -> StepRow:
     """One model: alternate plain, live and reused steps with a bare product between them."""
-    with prepared(config, rows) as ready:
-        ways: dict[str, Call] = {
-            "plain": lambda: ready.plain(ready.batch.x),
-            "live": ready.live,
-            "reused": ready.reused,
-        }
-        for call in ways.values():
+    with prepared(config, rows) as steps:
+        for call in steps.values():
             call()  # the first step allocates; the first reused one finds the codes
-        extra = extra_memory(ready.live)
+        extra = extra_memory(steps["live"])
         a = torch.randn(GEMM_SIZE, GEMM_SIZE, generator=generator("bench"))
         out = torch.empty_like(a)
-        times: dict[str, list[float]] = {who: [] for who in (*ways, "gemm")}
+        times: dict[str, list[float]] = {who: [] for who in (*steps, "gemm")}
         for _ in range(repeats):
-            for who, call in ways.items():
+            for who, call in steps.items():
                 times["gemm"].append(cpu_seconds(lambda: torch.mm(a, a, out=out)))
                 times[who].append(cpu_seconds(call))
-        parts = [ready.parts() for _ in range(repeats)]
-        parts[0]["data"] = cpu_seconds(lambda: next(ready.loader.steps(0, 1)))
     return StepRow(
         name=name,
         rows=rows,
-        turns={who: times[who] for who in ways},
-        parts={part: statistics.median(p[part] for p in parts if part in p) for part in PARTS},
+        turns={who: times[who] for who in steps},
         operations=encoder_step(config, rows=rows).total.operations,
         gemm=2 * GEMM_SIZE**3 / statistics.median(times["gemm"]),
         extra_mb=extra,
     )
 
 
-class Ready(NamedTuple):
-    """Everything that is timed, on one batch."""
-
-    plain: PlainStep
-    live: Callable[[], object]
-    reused: Callable[[], object]
-    parts: Callable[[], dict[str, float]]
-    loader: Loader
-    batch: Batch
-
-
 @contextmanager
-def prepared(config: Config, rows: int) -> Iterator[Ready]:
-    """Networks, optimizers and a batch, in a run folder that is gone afterwards."""
+def prepared(config: Config, rows: int) -> Iterator[dict[str, Call]]:
+    """The plain, live and reused step on one batch, in a run folder that is gone afterwards."""
     source = TensorSource(x=torch.randn(rows, *config.geometry.build().shape, generator=generator("bench", "x")))
-    loader = Loader(source=source, seed=0, phase="bench", batch=rows, mean=[0.0], std=[1.0])
-    batch = next(loader.steps(0, 1))[0]
+    batch = next(Loader(source=source, seed=0, phase="bench", batch=rows, mean=[0.0], std=[1.0]).steps(0, 1))[0]
     nets = build_nets(config, iteration=2, later_tokenizer=True)
     start_codes(nets, config)
     for module in nets.modules().values():
         module.requires_grad_(False).eval()
     for module in (nets.encoder, nets.decoder, nets.heads):
         module.requires_grad_(True).train()
+    runtime = config.runtime.model_copy(update={"device": "cpu", "precision": "fp32", "threads": 0})
+    config = config.model_copy(update={"runtime": runtime})
     with tempfile.TemporaryDirectory() as folder:
-        live, reused = (bench_run(config, nets, source, Path(folder), rows=rows, masks=m) for m in (1, 10**9))
-        optimizer = build_optimizer(encoder_phase(live, index=0, iteration=2).trained, live.config.encoder_phase)
-        yield Ready(
-            plain=PlainStep(nets, config, generator=generator("bench", "mask")),
-            live=stepper(live, optimizer, batch),
-            reused=stepper(reused, optimizer, batch),
-            parts=lambda: timed_parts(live, optimizer, batch),
-            loader=loader,
-            batch=batch,
+        live, reused = (
+            bench_run(config, nets, source, Path(folder), open_machine(runtime), rows=rows, masks=masks)
+            for masks in (1, 10**9)
         )
+        phase = encoder_phase(live, index=0, iteration=2)
+        optimizer = build_optimizer(phase.trained, live.config.encoder_phase)
+        plain = PlainStep(nets, config, generator=generator("bench", "mask"))
+        yield {
+            "plain": lambda: plain(batch.x),
+            "live": stepper(live, phase, [batch], optimizer),
+            "reused": stepper(reused, encoder_phase(reused, index=0, iteration=2), [batch], optimizer),
+        }
 
 
-def bench_run(config: Config, nets: Nets, source: TensorSource, folder: Path, *, rows: int, masks: int) -> Run[Nets]:
+def bench_run(
+    config: Config, nets: Nets, source: Source, folder: Path, machine: Machine, *, rows: int, masks: int = 1
+) -> Run[Nets]:
     """A run of encoder steps on `rows` rows whose codes stay for `masks` steps."""
     changes = {"batch": rows, "micro_batch": None, "steps": 10**9, "epochs": None, "masks": masks}
     settings = config.encoder_phase.model_copy(update=changes)
-    runtime = config.runtime.model_copy(update={"device": "cpu", "precision": "fp32", "threads": 0})
-    own = config.model_copy(update={"encoder_phase": settings, "max_steps": None, "runtime": runtime})
-    return Run(folder, own, open_machine(runtime), source, nets, StopRequest(), ProgressLine())
+    own = config.model_copy(update={"encoder_phase": settings, "max_steps": None})
+    return Run(folder, own, machine, source, nets, StopRequest(), ProgressLine())
 
 
-def stepper(a_run: Run[Nets], optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], object]:
-    """The engine's own step on one batch."""
-    phase = encoder_phase(a_run, index=0, iteration=2)
+def stepper(a_run: Run[Nets], phase: Phase, batches: list[Batch], optimizer: torch.optim.Optimizer) -> Call:
+    """The engine's own step on the same batches again and again; returns the loss."""
     parameters, replicas = named_parameters(phase.trained), build_replicas(a_run, phase)
     progress, ages = Progress(), CodeAge(a_run.config.quantizer.sizes)
-    return lambda: take_step(a_run, phase, replicas, progress, optimizer, parameters, [batch], ages)
+
+    def step() -> object:
+        update = take_step(a_run, phase, replicas, progress, optimizer, parameters, batches, ages)
+        return update.values["loss"].item()  # waits for a GPU to be done
+
+    return step
 
 
-def timed_parts(a_run: Run[Nets], optimizer: torch.optim.Optimizer, batch: Batch) -> dict[str, float]:
-    """One live step in pieces: CPU seconds of each."""
-    nets, phase = a_run.nets, encoder_phase(a_run, index=0, iteration=2)
-    draws = Draws(a_run, phase, 0, [batch])
-    times, last = dict[str, float](), time.process_time()
-
-    def done(part: str) -> None:
-        nonlocal last
-        now = time.process_time()
-        times[part], last = now - last, now
-
-    found = targets(nets, batch.x, None)
-    done("tokenizer")
-    mask = draws.mask(batch)
-    z = nets.encoder(batch.x, mask=mask).z
-    done("encoder")
-    hidden = hidden_positions(mask)
-    features = nets.decoder(z, mask=mask, only=hidden.at)
-    done("decoder")
-    wanted = found.at(hidden)
-    loss = encoder_loss(nets.heads(features, wanted.codes), wanted, hidden.counted)
-    done("heads, loss")
-    loss.backward()
-    done("backward")
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    done("optimizer")
-    return times
+def start_codes(nets: Nets, config: Config) -> None:
+    """Start the codebooks on random points; which codes they hold does not change the time of a step."""
+    points = torch.randn(4 * max(config.quantizer.sizes), config.quantizer.width, generator=generator("bench"))
+    nets.tokenizer.quantizer.start_codebooks(points, generator=generator("bench", "start"))

@@ -103,10 +103,10 @@ def show_written(written: Any, *, reader: str) -> None:
         total = written.files + written.failed
         typer.echo(f"{written.failed} of {total} files could not be read; see {written.quarantine}", err=True)
     header, rows = written.header, f"{written.rows:,} rows"
-    if header["kind"] == "codes":
-        rows += f" of {len(header['codebook_sizes'])} codes, {header['bits_per_token']:g} bits each"
-    if header.get("bits_per_second") is not None:
-        rows += f", {header['bits_per_second']:,.0f} bits per second"
+    if header.kind == "codes":
+        rows += f" of {len(header.codebook_sizes)} codes, {header.bits_per_token:g} bits each"
+    if header.bits_per_second is not None:
+        rows += f", {header.bits_per_second:,.0f} bits per second"
     typer.echo(f"wrote {written.out}: {written.files:,} files, {rows}")
     typer.echo(f"Next:  in Python, bridle.{reader}({str(written.out)!r})")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from bridle.cli.app import RunFolder, app, make_precision_safe, show_written
+from bridle.errors import UsageError
 
 InputNames = Annotated[
     list[str],
@@ -34,6 +35,19 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Precision = Annotated[
     Literal["fp32", "bf16", "fp16"], typer.Option(help="Numbers of the encoders; codes are always searched in fp32.")
 ]
+
+PoolName = Annotated[str, typer.Option(help="probe (as the run was judged), mean, axis, class; none: a row per token.")]
+PoolAxis = Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")]
+PoolDeviation = Annotated[bool, typer.Option("--deviation", help="With --pool mean or axis: deviations as well.")]
+Layer = Annotated[int | None, typer.Option(min=1, help="Output of this block instead of the probe's or the last.")]
+
+
+def feature_spec(model: Any, pool: str, axis: int | None, deviation: bool, layer: int | None) -> Any:
+    """The features that the options of a command name."""
+    known = ("probe", "none", "mean", "axis", "class")
+    if pool not in known:
+        raise UsageError(f"--pool {pool!r}: expected one of {', '.join(known)}.")
+    return model.features(layer=layer, pool=None if pool == "none" else pool, axis=axis, deviation=deviation)
 
 
 @app.command()
@@ -76,9 +90,10 @@ def embed(
     run: RunFolder,
     inputs: InputNames,
     out: ResultFile,
-    pool: Annotated[str, typer.Option(help="none (a row per token), mean, axis or class (a row per file).")] = "none",
-    axis: Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")] = None,
-    layer: Annotated[int | None, typer.Option(min=1, help="Output of this block instead of the last.")] = None,
+    pool: PoolName = "probe",
+    axis: PoolAxis = None,
+    deviation: PoolDeviation = False,
+    layer: Layer = None,
     batch: WindowBatch = 16,
     workers: Workers = 1,
     part_mb: PartSize = 256,
@@ -88,20 +103,22 @@ def embed(
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Features of files of any length, one row per token or per file; an interrupted command goes on where it stopped.
+    """Features of files of any length, pooled as the run's probe pools them, or one row per token (--pool none).
 
-    Example:  bridle embed runs/c10 photos/ --out features.npz --pool mean
+    An interrupted command goes on where it stopped.
+
+    Example:  bridle embed runs/c10 photos/ --out features.npz
     """
     make_precision_safe(precision)
     from bridle import distributed
     from bridle.infer.arrays import DTYPES
     from bridle.infer.model import load
-    from bridle.infer.write import Options, as_pooling, embed_inputs
+    from bridle.infer.write import Options, embed_inputs
 
-    pooling = as_pooling(pool)
     options = Options(batch, overwrite, strict, workers, part_mb, part_format)
     with distributed.process_group(device=device):
         model = load(run, device=device, dtype=DTYPES[precision])
-        written = embed_inputs(model, inputs, out, layer=layer, pool=pooling, axis=axis, options=options)
+        spec = feature_spec(model, pool, axis, deviation, layer)
+        written = embed_inputs(model, inputs, out, spec=spec, options=options)
         if distributed.rank() == 0:
             show_written(written, reader="read_features")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from bridle.cli.app import RunFolder, app, console
-from bridle.cli.infer import Workers
+from bridle.cli.infer import Layer, PoolAxis, PoolDeviation, PoolName, Workers, feature_spec
 from bridle.errors import UsageError
 
 
@@ -20,8 +20,10 @@ def index(
         typer.Argument(metavar="CORPUS...", help="Files, folders, 'patterns' or manifests (.csv .tsv .jsonl)."),
     ],
     out: Annotated[Path, typer.Option(help="The index; the same command brings it up to date.")],
-    pool: Annotated[str, typer.Option(help="mean, axis or class; as the run was judged without it.")] = "",
-    axis: Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")] = None,
+    pool: PoolName = "probe",
+    axis: PoolAxis = None,
+    deviation: PoolDeviation = False,
+    layer: Layer = None,
     batch: Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")] = 16,
     workers: Workers = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew.")] = False,
@@ -33,15 +35,15 @@ def index(
     Example:  bridle index runs/c10 photos/ --out photos-index
     """
     from bridle.infer.model import load
-    from bridle.infer.write import Options, as_pooling
+    from bridle.infer.write import Options
     from bridle.search.index import update_index
 
-    pooling = as_pooling(pool) if pool else None
-    if pool and pooling is None:
-        raise UsageError("--pool none: an index keeps one vector for a file; choose mean, axis or class.")
+    if pool == "none":
+        raise UsageError("--pool none: an index keeps one vector for a file; choose probe, mean, axis or class.")
     options = Options(batch=batch, overwrite=overwrite, strict=strict, workers=workers)
     model = load(run, device=device)
-    found = update_index(model, run, corpus, out, pool=pooling, axis=axis, options=options)
+    spec = feature_spec(model, pool, axis, deviation, layer)
+    found = update_index(model, run, corpus, out, spec=spec, options=options)
     for path in found.failed:
         typer.echo(f"some files could not be read; see {path}", err=True)
     typer.echo(f"wrote {out}: {found.files:,} files, {found.added:,} added, {found.removed:,} removed")

@@ -1,26 +1,33 @@
-"""Arrays that a user hands to a model: checked, made into tensors, and cut into batches.
+"""What a user hands to a model from memory: arrays (checked and cut into batches), bytes, open files, waveforms.
 
 Shapes: x (B, C, *input), or (C, *input) for a single one; valid (B, T) or (T,).
 
 Any real numbers will do. `uint8` given to a model of pictures or videos is taken as 0 … 255 and divided by 255; all
-else is in the units of the data the model was trained on. Complaints name the shape that is wanted and the one given.
+else is in the units of the data the model was trained on. Bytes and open files are read through a temporary file, so
+that every reader and its protection against bad content serve them as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bridle.data.sources import Reader
 from bridle.errors import DataError, UsageError, quoted
 from bridle.geometry import Geometry
 from bridle.machine import choose_precision
 
 ArrayLike = Tensor | NDArray[Any]
+FileLike = str | Path | bytes | IO[bytes]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -45,12 +52,12 @@ def batches(
     rows = x[None] if single else x
     marks = None if valid is None else _marks(valid, len(rows), geometry)
     for start in range(0, max(len(rows), 1), size):
-        part = _tensor(rows[start : start + size], bytes_as_unit=bytes_as_unit)
-        yield Batch(part, None if marks is None else marks[start : start + size])
+        piece = _tensor(rows[start : start + size], bytes_as_unit=bytes_as_unit)
+        yield Batch(piece, None if marks is None else marks[start : start + size])
 
 
 def _tensor(x: ArrayLike, *, bytes_as_unit: bool) -> Tensor:
-    """(B, C, *input) float32; a copy only of this part, so that a mapped file is read as it is needed."""
+    """(B, C, *input) float32; only these rows are copied, so that a mapped file is read as it is needed."""
     if isinstance(x, np.ndarray):
         if x.dtype.kind not in "biuf":
             raise UsageError(f"expected real numbers, got an array of {quoted(x.dtype)}.")
@@ -128,3 +135,51 @@ def require_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     if dtype == torch.bfloat16:
         choose_precision("bf16", device)  # some CPUs die of it
     return dtype
+
+
+def is_file(value: object) -> TypeGuard[FileLike]:
+    """Is this a path, the content of a file, or an open binary file?"""
+    return isinstance(value, str | Path | bytes) or hasattr(value, "read")
+
+
+@contextmanager
+def as_paths(files: Iterable[FileLike], reader: Reader) -> Iterator[list[Path]]:
+    """Paths of all files for the length of the block; bytes and open files are written to a temporary folder."""
+    with TemporaryDirectory(prefix="bridle-") as folder:
+        yield [_as_path(file, number, Path(folder), reader) for number, file in enumerate(files)]
+
+
+def _as_path(file: FileLike, number: int, folder: Path, reader: Reader) -> Path:
+    if isinstance(file, str | Path):
+        return Path(file)
+    if not isinstance(file, bytes) and not hasattr(file, "read"):
+        raise UsageError(f"expected a path, bytes or an open binary file, got {type(file).__name__}.")
+    named = Path(str(getattr(file, "name", "")))
+    suffix = named.suffix if named.suffix.lower() in reader.extensions else reader.extensions[0]
+    path = folder / f"{number:08}{suffix}"
+    with path.open("wb") as out:
+        if isinstance(file, bytes):
+            out.write(file)
+        else:
+            shutil.copyfileobj(file, out)
+    return path
+
+
+@contextmanager
+def waveform_file(x: ArrayLike, rate: int, reader: Reader) -> Iterator[Path]:
+    """A temporary WAV file of a waveform (N,) or (channels, N); integers are taken as parts of their type's range."""
+    import soundfile
+
+    if ".wav" not in reader.extensions:
+        raise UsageError(f"this model reads {' '.join(reader.extensions)} files, not recordings; use encode.")
+    wave = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
+    if wave.ndim not in (1, 2) or wave.size == 0 or wave.dtype.kind not in "iuf" or rate < 1:
+        raise UsageError(f"expected samples (N,) or (channels, N) and a rate in Hz, got {wave.shape} and {rate}.")
+    if wave.dtype.kind != "f":
+        if wave.dtype.kind == "u":
+            raise UsageError(f"expected floating-point or signed samples, got {wave.dtype}.")
+        wave = wave / -float(np.iinfo(wave.dtype).min)
+    with TemporaryDirectory(prefix="bridle-") as folder:
+        path = Path(folder) / "waveform.wav"
+        soundfile.write(path, wave.T.astype(np.float32), rate, subtype="FLOAT")
+        yield path

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, overload
+from typing import Any, Unpack, cast, overload
 
 import numpy as np
 import torch
@@ -29,26 +29,34 @@ from bridle.export.folder import write_folder
 from bridle.export.hub import find_model, push
 from bridle.export.load import Trained, facts_of_nets, read_trained
 from bridle.geometry import Geometry
-from bridle.infer.arrays import ArrayLike, Batch, batches, code_tensor, require_dtype, token_positions
+from bridle.infer.arrays import (
+    ArrayLike,
+    Batch,
+    FileLike,
+    as_paths,
+    batches,
+    code_tensor,
+    is_file,
+    require_dtype,
+    token_positions,
+    waveform_file,
+)
+from bridle.infer.features import FeatureOptions, FeatureSpec, PoolOptions, choose_features, probe_features
 from bridle.infer.files import (
-    Collected,
+    Collector,
     Compute,
     FileCodes,
     FileFeatures,
-    Kept,
+    MeanCollector,
     OnError,
-    Pool,
+    TokenCollector,
     collect_files,
     name_of,
     stream_file,
 )
 from bridle.machine import choose_device
 from bridle.models.build import Nets
-from bridle.models.encoder import Encoded
 from bridle.models.tokenizer import Tokenizer
-from bridle.nn.pooling import axis_pool, mean_pool
-
-Pooling = Literal["mean", "axis", "class"]
 
 BATCH = 16  # windows that go through the networks together
 ARRAY_BATCH = 64  # inputs of an array that do
@@ -112,6 +120,19 @@ class Model:
     def _networks(self) -> list[nn.Module]:
         return [self.encoder] if self.own_tokenizer is None else [self.encoder, self.own_tokenizer]
 
+    def __repr__(self) -> str:
+        geometry, config = self.geometry, self.config
+        size, patch = ("×".join(map(str, sizes)) for sizes in (geometry.input, geometry.patch))
+        codes = "none" if self.own_tokenizer is None else " × ".join(map(str, config.quantizer.sizes))
+        lines = [
+            f"Model({config.name!r}, {config.data.source}, on {self.device}, {str(self.dtype).removeprefix('torch.')})",
+            f"  input     {geometry.channels} × {size}, patches {patch}: {geometry.tokens} tokens",
+            f"  encoder   width {self.encoder.width}, {self.encoder.depth} blocks",
+            f"  codes     {codes}",
+            f"  features  {self.probe_spec.describe()}",
+        ]
+        return "\n".join(lines)
+
     @overload
     def encode(
         self,
@@ -119,9 +140,8 @@ class Model:
         *,
         valid: ArrayLike | None = ...,
         layers: int | None = ...,
-        pool: Pooling | None = ...,
-        axis: int | None = ...,
         batch: int = ...,
+        **pooling: Unpack[PoolOptions],
     ) -> Tensor: ...
     @overload
     def encode(
@@ -130,9 +150,8 @@ class Model:
         *,
         valid: ArrayLike | None = ...,
         layers: Sequence[int],
-        pool: Pooling | None = ...,
-        axis: int | None = ...,
         batch: int = ...,
+        **pooling: Unpack[PoolOptions],
     ) -> tuple[Tensor, ...]: ...
     @torch.no_grad()
     def encode(
@@ -141,22 +160,42 @@ class Model:
         *,
         valid: ArrayLike | None = None,
         layers: int | Sequence[int] | None = None,
-        pool: Pooling | None = None,
-        axis: int | None = None,
         batch: int = ARRAY_BATCH,
+        **pooling: Unpack[PoolOptions],
     ) -> Tensor | tuple[Tensor, ...]:
         """Features of every token: (B, C, *input) -> (B, T, D) float32, `batch` inputs at a time; see `arrays` for x.
 
-        `valid` (B, T) marks padding. `layers` takes the output of a block (1 to depth; only the last is normalised), or
-        of several. `pool`: "mean" over the real tokens gives (B, D); "axis" keeps grid axis `axis` and gives
-        (B, grid[axis] · D); "class" the class token (B, D). Token t lies at `token_positions[t]`.
+        `valid` (B, T) is False on padding. `layers` takes the output of a block (1 to depth; only the last is
+        normalised), or of several. `pool`: "mean" over the real tokens gives (B, D); "axis" keeps grid axis `axis` and
+        gives (B, grid[axis] · D); `deviation=True` puts as many standard deviations behind; "class" is the class token
+        (B, D); "probe" is what the run's probe used. Token t lies at `token_positions[t]`.
         """
-        kept = self._kept_axis(pool, axis)
-        one = isinstance(layers, int | np.integer)
-        wanted = None if layers is None else (int(layers),) if isinstance(layers, int | np.integer) else tuple(layers)
-        parts = [self._encoded(part, wanted, pool, kept) for part in self._batches(x, valid, batch)]
-        joined = tuple(torch.cat(same) for same in zip(*parts, strict=True))
-        return joined if layers is not None and not one else joined[0]
+        several = isinstance(layers, Sequence)
+        chosen = layers if isinstance(layers, Sequence) else [layers if layers is None else int(layers)]
+        specs = [self.features(layer=layer, **pooling) for layer in chosen]
+        pieces = [self._encoded(piece, specs) for piece in self._batches(x, valid, batch)]
+        joined = tuple(torch.cat(same) for same in zip(*pieces, strict=True))
+        return joined if several else joined[0]
+
+    def embed(
+        self, inputs: ArrayLike | FileLike | Iterable[FileLike], *, batch: int = BATCH, workers: int = 0
+    ) -> NDArray[np.float32]:
+        """One vector per input, pooled as the run's probe does: (N, W), or (W,) for a single input.
+
+        Inputs are arrays (N, C, *input), or files: paths, bytes, or open binary files.
+        """
+        if isinstance(inputs, Tensor | np.ndarray):
+            z: NDArray[np.float32] = self.encode(inputs, pool="probe", batch=batch).cpu().numpy()
+            return z[0] if inputs.ndim == len(self.geometry.shape) else z
+        if is_file(inputs):
+            return self.encode_file(inputs, pool="probe", batch=batch).z
+        files = cast("Iterable[FileLike]", inputs)
+        vectors = [found.z for found in self.encode_files(files, pool="probe", batch=batch, workers=workers)]
+        return (
+            np.stack(vectors)
+            if vectors
+            else np.zeros((0, self.probe_spec.width(self.encoder.width, self.geometry.grid)), np.float32)
+        )
 
     @torch.no_grad()
     def tokenize(
@@ -171,11 +210,13 @@ class Model:
 
         `batch` inputs at a time; see `arrays` for x. Token t lies at `token_positions[t]`.
         """
-        parts = (
-            self.tokenizer.tokenize(self._normalised(part.x).to(self.tokenizer_dtype), valid=part.valid, stages=stages)
-            for part in self._batches(x, valid, batch)
+        pieces = (
+            self.tokenizer.tokenize(
+                self._normalised(piece.x).to(self.tokenizer_dtype), valid=piece.valid, stages=stages
+            )
+            for piece in self._batches(x, valid, batch)
         )
-        return torch.cat(list(parts))
+        return torch.cat(list(pieces))
 
     @torch.no_grad()
     def decode_codes(self, codes: Tensor | NDArray[Any], *, stages: int | None = None) -> Tensor:
@@ -183,27 +224,29 @@ class Model:
         checked = code_tensor(codes, self.config.quantizer.sizes)
         return self.tokenizer.quantizer.decode(checked.to(self.device), stages=stages)
 
-    def tokenize_file(self, path: str | Path, *, stages: int | None = None, batch: int = BATCH) -> FileCodes:
-        """Codes of a file of any length, with the time and place of every token."""
-        (found,) = self.tokenize_files([path], stages=stages, batch=batch)
+    def tokenize_file(self, file: FileLike, *, stages: int | None = None, batch: int = BATCH) -> FileCodes:
+        """Codes of a file of any length (a path, bytes or an open file), with the time and position of every token."""
+        (found,) = self.tokenize_files([file], stages=stages, batch=batch)
         return found
 
-    def encode_file(
-        self,
-        path: str | Path,
-        *,
-        layer: int | None = None,
-        pool: Pooling | None = None,
-        axis: int | None = None,
-        batch: int = BATCH,
-    ) -> FileFeatures:
-        """Features of a file of any length, with the time and place of every token, or pooled over the whole file."""
-        (found,) = self.encode_files([path], layer=layer, pool=pool, axis=axis, batch=batch)
+    def encode_file(self, file: FileLike, *, batch: int = BATCH, **features: Unpack[FeatureOptions]) -> FileFeatures:
+        """Features of a file of any length, with the time and position of every token, or pooled; see `encode`."""
+        (found,) = self.encode_files([file], batch=batch, **features)
         return found
+
+    def tokenize_waveform(self, x: ArrayLike, rate: int, *, stages: int | None = None) -> FileCodes:
+        """Codes of a waveform (N,) or (channels, N) of any length, sampled at `rate` Hz."""
+        with waveform_file(x, rate, self.reader) as path:
+            return self.tokenize_file(path, stages=stages)._replace(name="waveform")
+
+    def encode_waveform(self, x: ArrayLike, rate: int, **features: Unpack[FeatureOptions]) -> FileFeatures:
+        """Features of a waveform (N,) or (channels, N) of any length, sampled at `rate` Hz; see `encode`."""
+        with waveform_file(x, rate, self.reader) as path:
+            return self.encode_file(path, **features)._replace(name="waveform")
 
     def tokenize_files(
         self,
-        paths: Iterable[str | Path],
+        files: Iterable[FileLike],
         *,
         stages: int | None = None,
         batch: int = BATCH,
@@ -214,33 +257,33 @@ class Model:
 
         A file that cannot be read ends it, or goes to `on_error(name, error)`.
         """
-        for name, kept in self._collected(paths, self.codes_of(stages=stages), Kept, batch, workers, on_error):
-            rows = kept.joined()
+        compute = self.codes_of(stages=stages)
+        for name, found in self._collected(files, compute, self._token_collector, batch, workers, on_error):
+            rows = found.joined()
             yield FileCodes(rows.values, rows.times, rows.positions, name)
 
     def encode_files(
         self,
-        paths: Iterable[str | Path],
+        files: Iterable[FileLike],
         *,
-        layer: int | None = None,
-        pool: Pooling | None = None,
-        axis: int | None = None,
         batch: int = BATCH,
         workers: int = 0,
         on_error: OnError | None = None,
+        **features: Unpack[FeatureOptions],
     ) -> Iterator[FileFeatures]:
-        """Features of many files in order, decoded ahead by `workers` processes.
+        """Features of many files in order, decoded ahead by `workers` processes; see `encode`.
 
         A file that cannot be read ends it, or goes to `on_error(name, error)`.
         """
-        compute = self.features_of(layer=layer, class_token=pool == "class")
-        if pool is not None:
-            new_pool = partial(self.file_pool, pool, axis)
-            for name, mean in self._collected(paths, compute, new_pool, batch, workers, on_error):
-                yield FileFeatures(mean.mean(), None, None, name)
+        spec = self.features(**features)
+        compute = self.features_of(spec)
+        if spec.pool is not None:
+            collector = partial(MeanCollector, self.geometry, spec.axis)
+            for name, pooled in self._collected(files, compute, collector, batch, workers, on_error):
+                yield FileFeatures(pooled.mean(), None, None, name)
             return
-        for name, kept in self._collected(paths, compute, Kept, batch, workers, on_error):
-            rows = kept.joined()
+        for name, found in self._collected(files, compute, self._token_collector, batch, workers, on_error):
+            rows = found.joined()
             yield FileFeatures(rows.values, rows.times, rows.positions, name)
 
     def stream_codes(self, path: str | Path, *, stages: int | None = None, batch: int = BATCH) -> Iterator[FileCodes]:
@@ -252,7 +295,8 @@ class Model:
         self, path: str | Path, *, layer: int | None = None, batch: int = BATCH
     ) -> Iterator[FileFeatures]:
         """Features of a long file piece by piece, `batch` windows at a time, in memory that does not grow."""
-        for rows in stream_file(Path(path), self.reader, self.geometry, self.features_of(layer=layer), batch=batch):
+        compute = self.features_of(self.features(layer=layer))
+        for rows in stream_file(Path(path), self.reader, self.geometry, compute, batch=batch):
             yield FileFeatures(rows.values, rows.times, rows.positions, name_of(Path(path)))
 
     @property
@@ -291,90 +335,69 @@ class Model:
                 digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
         return digest.hexdigest()[:16]
 
+    @property
+    def probe_spec(self) -> FeatureSpec:
+        """The features that this run's probe used, which `embed` and `bridle index` take."""
+        return probe_features(self.config)
+
+    def features(self, **options: Unpack[FeatureOptions]) -> FeatureSpec:
+        """The features that the arguments of `encode_file` name, checked."""
+        return choose_features(self.config, self.encoder, **options)
+
     def codes_of(self, *, stages: int | None = None) -> Compute:
         """x, valid -> codes (B, T, M) in the smallest unsigned type."""
         books = len(self.config.quantizer.sizes)
         if stages is not None and not 1 <= stages <= books:
             raise UsageError(f"stages is {stages}; this model has {books} codebooks, so 1 to {books}.")
-        return partial(self._codes_array, stages, np.min_scalar_type(max(self.config.quantizer.sizes) - 1))
+        dtype = np.min_scalar_type(max(self.config.quantizer.sizes) - 1)
+        return lambda x, valid: self.tokenize(x, valid=valid, stages=stages).cpu().numpy().astype(dtype)
 
-    def features_of(self, *, layer: int | None = None, class_token: bool = False) -> Compute:
-        """x, valid -> features (B, T, D) float32; with `class_token` every token carries its window's."""
-        if class_token:
-            self._kept_axis("class", None)
-        if layer is not None and not 1 <= layer <= self.encoder.depth:
-            raise UsageError(f"layer is {layer}; the blocks of this encoder are numbered 1 to {self.encoder.depth}.")
-        return partial(self._features_array, layer, class_token)
+    def features_of(self, spec: FeatureSpec) -> Compute:
+        """x, valid -> features (B, T, D) float32, or pooled (B, P, D), deviations behind the means."""
 
-    def file_pool(self, pool: Pooling, axis: int | None) -> Pool:
-        """A new running mean over one file."""
-        kept = self._kept_axis(pool, axis)
-        return Pool(places=1, axis=0) if kept is None else Pool(places=self.geometry.grid[kept], axis=kept)
+        @torch.no_grad()
+        def compute(x: Tensor, valid: Tensor | None) -> NDArray[np.float32]:
+            (z,) = zip(*(self._encoded(piece, [spec]) for piece in self._batches(x, valid, len(x))), strict=True)
+            joined = torch.cat(z)
+            shaped = joined if spec.pool is None else joined.unflatten(1, (-1, self.encoder.width))
+            found: NDArray[np.float32] = shaped.cpu().numpy()
+            return found
 
-    def _codes_array(self, stages: int | None, dtype: np.dtype[Any], x: Tensor, valid: Tensor | None) -> NDArray[Any]:
-        return self.tokenize(x, valid=valid, stages=stages).cpu().numpy().astype(dtype)
+        return compute
 
-    def _features_array(self, layer: int | None, class_token: bool, x: Tensor, valid: Tensor | None) -> NDArray[Any]:
-        z = self.encode(x, valid=valid, layers=layer, pool="class" if class_token else None)
-        if class_token:
-            z = z[:, None].expand(-1, self.geometry.tokens, -1)  # (B, D) -> (B, T, D)
-        return z.float().cpu().numpy()
+    def _token_collector(self) -> TokenCollector:
+        return TokenCollector(self.reader, self.geometry)
 
     def _collected(
         self,
-        paths: Iterable[str | Path],
+        files: Iterable[FileLike],
         compute: Compute,
-        collector: Callable[[], Collected],
+        collector: Callable[[], Collector],
         batch: int,
         workers: int,
         on_error: OnError | None,
-    ) -> Iterator[tuple[str, Collected]]:
-        if isinstance(paths, str | Path):
-            raise UsageError(f"{quoted(paths)} is a single path; give a list of them, or use the call for one file.")
-        return collect_files(
-            [Path(path) for path in paths],
-            self.reader,
-            self.geometry,
-            compute,
-            collector=collector,
-            batch=batch,
-            workers=workers,
-            on_error=on_error,
+    ) -> Iterator[tuple[str, Collector]]:
+        if isinstance(files, str | Path):
+            raise UsageError(f"{quoted(files)} is a single path; give a list of them, or use the call for one file.")
+        with as_paths(files, self.reader) as paths:
+            yield from collect_files(
+                paths,
+                self.reader,
+                compute,
+                collector=collector,
+                batch=batch,
+                workers=workers,
+                on_error=on_error,
+            )
+
+    def _encoded(self, piece: Batch, specs: Sequence[FeatureSpec]) -> tuple[Tensor, ...]:
+        """The features that each spec asks for, from one pass; the specs differ in their layers alone."""
+        x, grid = self._normalised(piece.x).to(self.dtype), self.geometry.grid
+        wanted = [self.encoder.depth if spec.layer is None else spec.layer for spec in specs]
+        found = self.encoder.layers(x, wanted=wanted, valid=piece.valid)
+        return tuple(
+            spec.pooled(encoded, grid, piece.valid).float() for encoded, spec in zip(found, specs, strict=True)
         )
-
-    def _kept_axis(self, pool: Pooling | None, axis: int | None) -> int | None:
-        """The grid axis that pooling keeps, checked; None where it keeps none."""
-        if pool not in (None, "mean", "axis", "class"):
-            raise UsageError(f"pool is {pool!r}; expected 'mean', 'axis' or 'class', or nothing to keep every token.")
-        if pool == "class" and self.encoder.class_token is None:
-            raise UsageError("pool 'class' needs a model with encoder.class_token; use 'mean'.")
-        if pool != "axis":
-            if axis is not None:
-                raise UsageError(f"axis {axis} is given, but only pool 'axis' keeps one.")
-            return None
-        if axis is None:  # as the run itself was judged, else the bands of a (time, frequency) grid
-            axis = self.config.probe.axis if self.config.probe.pool == "axis" else self.geometry.rank - 1
-        if not 0 <= axis < self.geometry.rank:
-            raise UsageError(f"axis {axis} is not an axis of the grid {list(self.geometry.grid)}; count from 0.")
-        return axis
-
-    def _pooled(self, encoded: Encoded, valid: Tensor | None, pool: Pooling | None, axis: int | None) -> Tensor:
-        if pool is None:
-            return encoded.z
-        if pool == "class":
-            assert encoded.class_token is not None  # checked by _kept_axis
-            return encoded.class_token
-        return mean_pool(encoded.z, valid) if axis is None else axis_pool(encoded.z, self.geometry.grid, axis, valid)
-
-    def _encoded(
-        self, part: Batch, wanted: tuple[int, ...] | None, pool: Pooling | None, axis: int | None
-    ) -> tuple[Tensor, ...]:
-        x = self._normalised(part.x).to(self.dtype)
-        if wanted is None:
-            found = [self.encoder(x, valid=part.valid)]
-        else:
-            found = self.encoder.layers(x, wanted=wanted, valid=part.valid)
-        return tuple(self._pooled(encoded, part.valid, pool, axis).float() for encoded in found)
 
     def _batches(self, x: ArrayLike, valid: ArrayLike | None, batch: int) -> Iterator[Batch]:
         bytes_as_unit = modality_of(self.config).is_unit_range

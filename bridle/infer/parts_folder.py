@@ -1,310 +1,273 @@
-"""A folder of parts: codes or features of a corpus of any size, by any number of processes, which can be stopped.
+"""A folder of parts: codes or features of any number of items, by any number of processes, resumable.
 
     DIR/part-00000512.npz             the rows of items that follow one another, the first of them number 512
-    DIR/index.json                    the header and all parts in order; it is there when everything is done
+    DIR/index.json                    the header and all parts in order; written when everything is done
     DIR/quarantine.jsonl              items that could not be read, with the reason
-    DIR/job/job.json                  until then: what is computed, of which items, and how they are cut into stretches
-    DIR/job/part-00000512.parts/      a part in the making, see `parts`
-    DIR/job/part-00000512.json        a note about a part, written last: how far it goes, and what could not be read
+    DIR/job/job.json                  until then: what is computed, of which items, and in which chunks
+    DIR/job/part-00000512/            columns (until the part is written) and ledger of a part, see `staging`
+    DIR/job/part-00000512.json        the note that makes a part count, written last
 
-Items are cut into stretches of equal length, and stretch s is the work of rank s mod the number of ranks. Since a part
-never leaves its stretch, another number of ranks continues the same parts. A part counts when its note is there.
+Items are cut into chunks of equal length, and chunk c belongs to rank c mod the number of ranks. Since a part never
+leaves its chunk, another number of ranks continues the same parts.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import BaseModel
 
 from bridle import failpoints
 from bridle.errors import DataError, UsageError, quoted
-from bridle.files import locked_folder, read_json, read_lines, replacing, sha256_of, write_json
-from bridle.infer.columns import LEDGER, Column, Entry, Parts
+from bridle.files import json_line, locked_folder, replacing, sha256_of, write_json, write_text
+from bridle.infer.formats import writer_of
+from bridle.infer.header import Header, PartNote, PartsIndex, read_record
 from bridle.infer.inputs import Item, Items
-from bridle.infer.writers import write_result
-from bridle.runs.checkpoint import is_count
+from bridle.infer.staging import LEDGER, Column, StagedPart, read_ledger
 
 JOB, INDEX, QUARANTINE = "job", "index.json", "quarantine.jsonl"
-LONGEST_STRETCH = 4096  # items
-STRETCHES_PER_RANK = 8  # at least, where there are enough items, so that no rank waits long for another
+LONGEST_CHUNK = 4096  # items
+CHUNKS_PER_RANK = 8  # at least, where there are enough items, so that no rank waits long for another
 
 
-class Index(NamedTuple):
-    """A finished folder."""
+class Job(BaseModel):
+    """job.json: what a command must have in common with the one it continues."""
 
-    header: dict[str, Any]
-    parts: list[Path]
-    files: int
-    hashes: dict[Path, str]  # SHA-256 of the parts
-
-
-class Corpus(NamedTuple):
-    """The folder, and what goes into it."""
-
-    folder: Path
-    items: Items
+    header: Header
     columns: tuple[Column, ...]
-    header: Mapping[str, Any]
-    pooled: bool
-    suffix: str  # of the parts' format
-    part_bytes: int  # at which a part ends; a single file may be more
-    stretch: int  # items
+    files: int
+    names: str  # digest of the items' names
+    part_format: str  # file ending of the parts
+    part_bytes: int | None  # at which a part ends; None: one part holds everything
+    chunk: int = 0  # items; set by the first command
 
-    def described(self) -> dict[str, Any]:
-        """What a command must have in common with the one it continues."""
-        names = hashlib.sha256()
-        for item in self.items:
-            names.update(item.name.encode() + b"\0")
-        return {
-            **self.header,
-            "columns": self.columns,
-            "files": len(self.items),
-            "names": names.hexdigest()[:16],
-            "part_format": self.suffix,
-            "part_bytes": self.part_bytes,
-        }
+    def differences(self, other: Job) -> list[str]:
+        """Names of the settings in which two jobs differ."""
+        mine, theirs = self._settings(), other._settings()
+        return [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
 
-    def stretches(self, rank: int, ranks: int) -> Iterator[range]:
-        """The items of a rank."""
-        for start in range(rank * self.stretch, len(self.items), ranks * self.stretch):
-            yield range(start, min(start + self.stretch, len(self.items)))
+    def _settings(self) -> dict[str, object]:
+        return {**self.header.model_dump(), **self.model_dump(exclude={"header", "chunk"})}
 
-    def end_of(self, number: int) -> int:
-        """The end of the stretch that holds an item."""
-        return min((number // self.stretch + 1) * self.stretch, len(self.items))
 
-    @property
-    def job(self) -> Path:
-        """What is needed until the index is there."""
-        return self.folder / JOB
+def names_digest(items: Items) -> str:
+    """16 hex digits that change with the items or their order."""
+    names = hashlib.sha256()
+    for item in items:
+        names.update(item.name.encode() + b"\0")
+    return names.hexdigest()[:16]
 
-    def parts_at(self, first: int) -> Path:
-        return self.job / f"part-{first:08}.parts"
 
-    def open_parts(self, first: int) -> Parts:
-        return Parts(self.parts_at(first), columns=self.columns, job=self.header)
+class PartsFolder:
+    """The folder of one job."""
 
-    def note(self, first: int) -> dict[str, Any] | None:
-        """What is known of a part that counts."""
-        path = self.job / f"part-{first:08}.json"
-        return read_object(path) if path.exists() else None
+    def __init__(self, folder: Path, items: Items, job: Job) -> None:
+        self.folder, self.items, self.job = folder, items, job
+        self.state = folder / JOB  # what is needed until the index is there
 
-    def publish(self, first: int, parts: Parts) -> None:
-        """Make a part count, then clear away what it was made of."""
-        file = self.folder / f"part-{first:08}{self.suffix}"
-        files = sum(1 for _ in parts.readable())
-        if files:
-            write_result(file, parts, self.header, pooled=self.pooled)
-        failpoints.hit("export.before_note")
-        note = {
-            "first": first,
-            "end": first + len(parts.entries),
-            "file": file.name if files else None,
-            "bytes": file.stat().st_size if files else 0,
-            "sha256": sha256_of(file) if files else None,
-            "files": files,
-            "rows": parts.rows,
-            "entries": [[entry.name, *entry.stamp, entry.reason] for entry in parts.entries],
-        }
-        write_json(self.job / f"part-{first:08}.json", note)
-        failpoints.hit("export.after_note")
-        parts.remove()
+    @contextmanager
+    def locked(self, rank: int) -> Iterator[None]:
+        """One command at a time in a folder: rank 0 holds the lock for all."""
+        self.state.mkdir(parents=True, exist_ok=True)
+        if rank > 0:
+            yield
+            return
+        with locked_folder(self.state):
+            yield
 
-    def check(self, entries: list[Entry], first: int) -> None:
-        """Are finished items still what they were?"""
-        for number, entry in enumerate(entries, start=first):
-            if (entry.name, entry.stamp) != (self.items[number].name, self.items[number].stamp()):
-                raise UsageError(
+    def prepare(self, *, ranks: int, overwrite: bool) -> int:
+        """Begin or continue the job; returns the items of a chunk. Called by one process for all."""
+        stored = self.state / "job.json"
+        if overwrite and ((self.folder / INDEX).exists() or (stored.exists() and self._misfit() is not None)):
+            self.clear()
+        if (self.folder / INDEX).exists():
+            raise UsageError(
+                f"{quoted(self.folder)} exists and is finished; give --overwrite to replace it, or another --out."
+            )
+        if not stored.exists():
+            if any(path.name not in (JOB, QUARANTINE) for path in self.folder.iterdir()):
+                raise UsageError(f"{quoted(self.folder)} holds something else; give another --out, or remove it.")
+            write_json(stored, self.job.model_copy(update={"chunk": self._chunk(ranks)}).model_dump(mode="json"))
+        elif (changed := self._changed_settings()) is not None:
+            raise UsageError(changed)
+        return read_record(stored, Job).chunk
+
+    def _chunk(self, ranks: int) -> int:
+        if self.job.part_bytes is None:
+            return max(len(self.items), 1)
+        share = math.ceil(len(self.items) / (ranks * CHUNKS_PER_RANK)) if ranks > 1 else LONGEST_CHUNK
+        return min(max(share, 1), LONGEST_CHUNK)
+
+    def _misfit(self) -> str | None:
+        """Why the unfinished job cannot be continued."""
+        return self._changed_settings() or next(filter(None, map(self._changed_item, self._firsts())), None)
+
+    def _changed_settings(self) -> str | None:
+        changed = self.job.differences(read_record(self.state / "job.json", Job))
+        if not changed:
+            return None
+        what = "files" if "names" in changed else changed[0]
+        return (
+            f"{quoted(self.folder)} holds an unfinished job with another {what}; run that command again to finish it, "
+            "or give --overwrite to begin anew."
+        )
+
+    def _changed_item(self, first: int) -> str | None:
+        for number, (entry, _) in enumerate(read_ledger(self.staged(first) / LEDGER), start=first):
+            if self.items[number].stamp() != entry.stamp:
+                return (
                     f"{quoted(self.folder)} holds an unfinished job, but {quoted(entry.name)} has changed since; give "
                     "--overwrite to begin anew."
                 )
+        return None
 
-
-def prepare(corpus: Corpus, *, ranks: int, overwrite: bool) -> int:
-    """Begin or continue the job in its folder; how many items make a stretch. For one process of them all."""
-    folder, job = corpus.folder, corpus.job / "job.json"
-    if overwrite:
-        clear(folder)
-    if (folder / INDEX).exists():
-        raise UsageError(f"{quoted(folder)} exists and is finished; give --overwrite to replace it, or another --out.")
-    if not job.exists() and any(path.name not in (JOB, QUARANTINE) for path in folder.iterdir()):
-        raise UsageError(f"{quoted(folder)} holds something else; give another --out, or remove it.")
-    described = json.loads(json.dumps(corpus.described()))
-    if not job.exists():
-        share = LONGEST_STRETCH if ranks == 1 else math.ceil(len(corpus.items) / (ranks * STRETCHES_PER_RANK))
-        write_json(job, {**described, "stretch": min(share, LONGEST_STRETCH)})
-    before = read_object(job)
-    changed = [key for key in described if before.get(key) != described[key]]
-    if changed:
-        what = "files" if "names" in changed else changed[0]
-        raise UsageError(
-            f"{quoted(folder)} holds an unfinished job with another {what}; run that command again to finish it, or "
-            "give --overwrite to begin anew."
-        )
-    return int(before["stretch"])
-
-
-def clear(folder: Path) -> None:
-    """Remove a job and its result, if there is one, and nothing else."""
-    if (folder / JOB / "job.json").exists() or (folder / INDEX).exists():
-        (folder / INDEX).unlink(missing_ok=True)
-        for path in (*folder.glob("part-*"), *folder.glob(f"{JOB}/part-*.json"), folder / QUARANTINE):
+    def clear(self) -> None:
+        """Remove a job and its result, and nothing else."""
+        (self.folder / INDEX).unlink(missing_ok=True)
+        for path in (*self.folder.glob("part-*"), self.folder / QUARANTINE, *self.state.glob("*.json")):
             path.unlink(missing_ok=True)
-        for path in folder.glob(f"{JOB}/part-*.parts"):
+        for path in self.state.glob("part-*/"):
             shutil.rmtree(path)
-        (folder / JOB / "job.json").unlink(missing_ok=True)
+
+    def chunks(self, rank: int, ranks: int) -> Iterator[range]:
+        """The items of a rank."""
+        chunk = self.job.chunk
+        for start in range(rank * chunk, len(self.items), ranks * chunk):
+            yield range(start, min(start + chunk, len(self.items)))
+
+    def resume(self, chunk: range) -> tuple[int, int]:
+        """The first item of a chunk that is not done, and the first of the part that it belongs to."""
+        first = chunk.start
+        while first < chunk.stop:
+            if not self.staged(first).exists():
+                break
+            if (changed := self._changed_item(first)) is not None:
+                raise UsageError(changed)
+            note = self.note(first)
+            if note is None:
+                with locked_folder(self.staged(first)):
+                    part = self.open_part(first)
+                    if first + part.items < chunk.stop and not self.is_full(part):
+                        return first + part.items, first
+                    note = self.publish(first, part)
+            first = note.end
+        return first, first
+
+    def failures(self) -> Iterator[tuple[str, str]]:
+        """Name and reason of the items that could not be read so far."""
+        for first in self._firsts():
+            for entry, _ in read_ledger(self.staged(first) / LEDGER):
+                if entry.reason is not None:
+                    yield entry.name, entry.reason
+
+    def _firsts(self) -> list[int]:
+        return sorted(int(path.name.removeprefix("part-")) for path in self.state.glob("part-*/"))
+
+    def staged(self, first: int) -> Path:
+        return self.state / f"part-{first:08}"
+
+    def open_part(self, first: int) -> StagedPart:
+        return StagedPart(self.staged(first), self.job.columns)
+
+    def is_full(self, part: StagedPart) -> bool:
+        return self.job.part_bytes is not None and part.size >= self.job.part_bytes
+
+    def note(self, first: int) -> PartNote | None:
+        """The note of a part that counts."""
+        path = self.state / f"part-{first:08}.json"
+        return read_record(path, PartNote) if path.exists() else None
+
+    def publish(self, first: int, part: StagedPart) -> PartNote:
+        """Write a part in its format and make it count; its rows are then removed from the staged columns."""
+        file = self.folder / f"part-{first:08}{self.job.part_format}"
+        files = sum(1 for _ in part.readable())
+        if files:
+            write_part(file, part, self.job.header)
+        failpoints.hit("export.before_note")
+        note = PartNote(
+            first=first,
+            end=first + part.items,
+            file=file.name if files else None,
+            bytes=file.stat().st_size if files else 0,
+            sha256=sha256_of(file) if files else None,
+            files=files,
+            rows=part.rows,
+        )
+        write_json(self.state / f"part-{first:08}.json", note.model_dump(mode="json"))
+        failpoints.hit("export.after_note")
+        part.remove_columns()
+        return note
+
+    def finish(self) -> PartsIndex:
+        """The index of all parts; the items that could not be read are listed in quarantine.jsonl."""
+        notes, first = list[PartNote](), 0
+        while first < len(self.items):
+            note = self.note(first)
+            if note is None:
+                raise DataError(f"{quoted(self.folder)} lacks the part of item {first}; run the same command again.")
+            notes.append(note)
+            first = note.end
+        failed = list(self.failures())
+        if failed:
+            lines = "".join(json_line({"path": name, "reason": reason}) for name, reason in failed)
+            write_text(self.folder / QUARANTINE, lines)
+        else:
+            (self.folder / QUARANTINE).unlink(missing_ok=True)
+        files, rows = sum(note.files for note in notes), sum(note.rows for note in notes)
+        return PartsIndex(header=self.job.header, files=files, rows=rows, failed=len(failed), parts=notes)
+
+    def publish_index(self, index: PartsIndex) -> None:
+        """Write index.json, which makes the folder readable, and remove the state of the job."""
+        if index.files:
+            failpoints.hit("export.before_index")
+            write_json(self.folder / INDEX, index.model_dump(mode="json", exclude_unset=True))
+        shutil.rmtree(self.state, ignore_errors=True)
 
 
-def resume(corpus: Corpus, stretch: range) -> tuple[int, int]:
-    """The first item of a stretch that is not done, and the first of the part that it belongs to."""
-    first = stretch.start
-    while first < stretch.stop:
-        note = corpus.note(first)
-        if note is not None:
-            entries = [Entry(name, (size, time), 0, reason) for name, size, time, reason in note["entries"]]
-            corpus.check(entries, first)
-            shutil.rmtree(corpus.parts_at(first), ignore_errors=True)
-            first = int(note["end"])
-            continue
-        if not corpus.parts_at(first).exists():
-            break
-        with locked_folder(corpus.parts_at(first)):
-            parts = corpus.open_parts(first)
-            corpus.check(parts.entries, first)
-            done = first + len(parts.entries)
-            if done < stretch.stop and parts.size < corpus.part_bytes:
-                return done, first
-            corpus.publish(first, parts)  # only this was missing
-            first = done
-    return first, first
-
-
-def reasons(corpus: Corpus) -> Iterator[str]:
-    """Why items that are done could not be read."""
-    for path in sorted(corpus.job.glob("part-*.json")):
-        yield from (reason for *_, reason in read_object(path)["entries"] if reason is not None)
-    for path in sorted(corpus.job.glob(f"part-*.parts/{LEDGER}")):
-        yield from (row["reason"] for row in read_lines(path) if row["reason"] is not None)
+def write_part(out: Path, part: StagedPart, header: Header) -> None:
+    """Write a part as one file, which is there whole or not at all."""
+    with replacing(out) as temporary, temporary.open("wb") as file:
+        writer_of(out).write(file, part, header)
 
 
 class PartsWriter:
     """Takes the rows of items in order, and cuts them into parts."""
 
-    def __init__(self, corpus: Corpus, begun: Mapping[int, int]) -> None:
+    def __init__(self, folder: PartsFolder, begun: Mapping[int, int]) -> None:
         """`begun` names, for items that continue a part, the first item of that part."""
-        self.corpus, self.begun = corpus, begun
-        self.open = ExitStack()
-        self.parts: Parts | None = None
+        self.folder, self.begun = folder, begun
+        self.open_files = ExitStack()
+        self.part: StagedPart | None = None
         self.first = 0
 
     def add(self, number: int, values: Mapping[str, Any]) -> None:
-        self._at(number).add(values)
+        """Append rows of item `number`, by column."""
+        self._part_of(number).add(values)
 
     def finish(self, number: int, item: Item, reason: str | None) -> None:
-        parts = self._at(number)
-        parts.finish(item.name, item.stamp(), reason=reason)
-        if number + 1 == self.corpus.end_of(number) or parts.size >= self.corpus.part_bytes:
-            with self.open.pop_all():
-                self.corpus.publish(self.first, parts)
-            self.parts = None
+        """Item `number` is done, or could not be read."""
+        part, job = self._part_of(number), self.folder.job
+        part.finish(item.name, item.stamp(), reason=reason)
+        end = min((number // job.chunk + 1) * job.chunk, len(self.folder.items))
+        if number + 1 == end or self.folder.is_full(part):
+            with self.open_files.pop_all():
+                self.folder.publish(self.first, part)
+            self.part = None
 
     def close(self) -> None:
-        self.open.close()
+        self.open_files.close()
 
-    def _at(self, number: int) -> Parts:
+    def _part_of(self, number: int) -> StagedPart:
         """The part of an item, opened when its first row comes."""
-        if self.parts is None:
+        if self.part is None:
             self.first = self.begun.get(number, number)
-            self.corpus.parts_at(self.first).mkdir(exist_ok=True)
-            self.open.enter_context(locked_folder(self.corpus.parts_at(self.first)))
-            self.parts = self.open.enter_context(self.corpus.open_parts(self.first))
-        return self.parts
-
-
-class Totals(NamedTuple):
-    """A finished corpus in numbers."""
-
-    files: int
-    rows: int
-    failed: int
-
-
-def finish(corpus: Corpus) -> Totals:
-    """Write the index once all parts count."""
-    folder, notes = corpus.folder, list[dict[str, Any]]()
-    first = failed = 0
-    with replacing(folder / QUARANTINE) as temporary, temporary.open("w", encoding="utf-8") as list_:
-        while first < len(corpus.items):
-            note = corpus.note(first)
-            if note is None:
-                raise DataError(f"{quoted(folder)} lacks the part of item {first}; run the same command again.")
-            for name, _, _, reason in note.pop("entries"):
-                if reason is not None:
-                    failed += 1
-                    list_.write(json.dumps({"path": name, "reason": reason}) + "\n")
-            notes.append(note)
-            first = int(note["end"])
-    if not failed:
-        (folder / QUARANTINE).unlink()
-    totals = Totals(sum(note["files"] for note in notes), sum(note["rows"] for note in notes), failed)
-    if totals.files:
-        failpoints.hit("export.before_index")
-        write_json(folder / INDEX, {"header": corpus.header, **totals._asdict(), "parts": notes})
-    shutil.rmtree(corpus.job, ignore_errors=True)
-    return totals
-
-
-def read_index(folder: Path) -> Index:
-    """The parts of a finished folder, in order."""
-    if not (folder / INDEX).exists():
-        what = (
-            "is not finished; run the same command again"
-            if (folder / JOB / "job.json").exists()
-            else "holds no codes or features; give the folder that --out named"
-        )
-        raise UsageError(f"{quoted(folder)} {what}.")
-    found = read_object(folder / INDEX)
-    try:
-        header, files = dict(found["header"]), int(found["files"])
-        notes = [
-            (folder / Path(note["file"]).name, int(note["bytes"]), note.get("sha256"))  # the first ones had no hash
-            for note in found["parts"]
-            if note["file"] is not None
-        ]
-        missing = {"format", "kind"} - header.keys()
-        if missing:
-            raise ValueError(f"no {sorted(missing)[0]}")
-        if not is_count(header["format"]) or not is_count(found["files"]) or files > sys.maxsize:
-            raise ValueError("its format or its number of files is no whole number")
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{quoted(folder / INDEX)} is not an index that bridle wrote ({quoted(error)}).") from error
-    for path, size, _ in notes:
-        there = path.stat().st_size if path.is_file() else None
-        if there != size:
-            state = "is missing" if there is None else f"has {there} bytes instead of {size}"
-            raise DataError(f"{quoted(path)} {state}; copy it again, or write the folder again.")
-    hashes = {path: str(sha256) for path, _, sha256 in notes if sha256 is not None}
-    return Index(header, [path for path, *_ in notes], files, hashes)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object of ours."""
-    return read_json(path, error=DataError, remedy="write the folder again")
-
-
-@contextmanager
-def first_in(corpus: Corpus, rank: int) -> Iterator[None]:
-    """One command at a time in a folder: rank 0 holds the lock for all."""
-    corpus.job.mkdir(parents=True, exist_ok=True)
-    if rank > 0:
-        yield
-        return
-    with locked_folder(corpus.job):
-        yield
+            self.folder.staged(self.first).mkdir(exist_ok=True)
+            self.open_files.enter_context(locked_folder(self.folder.staged(self.first)))
+            self.part = self.open_files.enter_context(self.folder.open_part(self.first))
+        return self.part

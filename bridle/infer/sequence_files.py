@@ -62,11 +62,11 @@ def write_sequences(
         raise UsageError(f"--context {context}: a block needs at least 2 ids.")
     stored = [read_codes(path) for path in paths]
     _require_alike(stored)
-    vocabulary = make_vocabulary(stored[0].header["codebook_sizes"], pattern)
+    vocabulary = make_vocabulary(stored[0].header.codebook_sizes, pattern)
     _require_place(out, overwrite=overwrite)
     with replacing_folder(out) as temporary:
         counts = _write(stored, temporary, vocabulary, context, form, progress or ProgressLine())
-        header = {key: stored[0].header[key] for key in FROM_HEADER if key in stored[0].header}
+        header = stored[0].header.model_dump(mode="json", include=set(FROM_HEADER))
         described = {"format": FORMAT, **vocabulary.described(), "context": context, **counts._asdict(), **header}
         write_json(temporary / VOCABULARY, described)
     return Written(out, vocabulary, *counts)
@@ -85,7 +85,7 @@ def _require_alike(stored: Sequence[CodesFile]) -> None:
     first = stored[0]
     for other in stored[1:]:
         for key in ("model", "codebook_sizes"):
-            if other.header[key] != first.header[key]:
+            if getattr(other.header, key) != getattr(first.header, key):
                 raise UsageError(
                     f"{quoted(other.path)} has another {key.replace('_', ' ')} than {quoted(first.path)}; codes of "
                     "different models cannot share ids. Write them to folders of their own."

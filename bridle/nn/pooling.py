@@ -53,6 +53,14 @@ def deviation_pool(tokens: Tensor, grid: Sequence[int], axis: int | None, valid:
     return torch.where(spreads, variance, 1.0).sqrt() * spreads
 
 
+def pool_tokens(
+    tokens: Tensor, grid: Sequence[int], axis: int | None, valid: Tensor | None = None, *, deviation: bool = False
+) -> Tensor:
+    """Means, then deviations if wanted: (B, T, D) -> (B, P·D) or (B, 2·P·D), P = grid[axis], or 1 without an axis."""
+    mean = axis_pool(tokens, grid, axis, valid)
+    return torch.cat([mean, deviation_pool(tokens, grid, axis, valid)], dim=1) if deviation else mean
+
+
 def _sum_but_one(x: Tensor, axis: int | None) -> Tensor:
     """Sum (B, *grid, D) over all grid axes but `axis`."""
     rank = x.dim() - 2

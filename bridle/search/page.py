@@ -1,4 +1,4 @@
-"""The hits of a search as one inert page: pictures, spectrograms with sound, or frames; all names escaped.
+"""The hits of a search as one HTML page without scripts: pictures, spectrograms with sound, or frames.
 
 What is shown is what the model saw first of a file: its first window. A file that is gone or unreadable since it was
 indexed is named with the reason, in place of a picture.

@@ -1,4 +1,4 @@
-"""Finding what is like a file: exact cosine of pooled features, or of code n-grams.
+"""Similarity search: exact cosine of pooled features, or of code n-grams.
 
 Shapes: N files, D pooled features; vectors (N, D) have length one, so a product is a cosine.
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from bridle.errors import DataError, UsageError, quoted
 from bridle.infer.model import Model, load
 from bridle.infer.read import DAMAGE
-from bridle.search.corpus import Entry, read_entries
+from bridle.search.collection import IndexedItem, read_items
 from bridle.search.index import ITEMS, MEAN, VECTORS, lines_of, read_index, unit
 from bridle.search.ngrams import Grams, terms_of
 
@@ -36,11 +36,11 @@ class Hit(NamedTuple):
     """A file of the collection and how like the query it is, 1 being the same."""
 
     score: float
-    entry: Entry
+    entry: IndexedItem
 
 
 class Found(NamedTuple):
-    """The answer to a query, the most similar first."""
+    """The hits of a query, the most similar first."""
 
     query: Path
     by: By
@@ -49,20 +49,19 @@ class Found(NamedTuple):
 
 
 class Index:
-    """A collection that can be searched; `index.search("dog.wav")`."""
+    """A collection that can be searched: `index.search("dog.wav").hits`."""
 
     def __init__(self, folder: str | Path, *, run: str | Path | None = None, device: str = "auto") -> None:
         self.folder, self.device = Path(folder), device
         self.settings = read_index(self.folder)
-        if self.settings["generation"] is None:
+        if self.settings.generation is None:
             raise UsageError(f"{quoted(folder)} is not finished; run the same `bridle index` command again.")
-        self.run = run if run is not None else self.settings["run"]
-        self.generation: Path = self.folder / str(self.settings["generation"])
+        self.run = run if run is not None else self.settings.run
+        self.generation: Path = self.folder / self.settings.generation
         with self._explained():
-            self.items = list(read_entries(self.generation / ITEMS))
-            base = self.settings.get("base")
-            if base is not None and base != os.getcwd():
-                self.items = [entry.seen_from(Path(base)) for entry in self.items]
+            self.items = list(read_items(self.generation / ITEMS))
+            if self.settings.base != os.getcwd():
+                self.items = [entry.relative_to(Path(self.settings.base)) for entry in self.items]
             self.mean: NDArray[np.float32] = np.load(self.generation / MEAN, allow_pickle=False)
             self.vectors: NDArray[np.float32] = self._mapped(VECTORS)
             if self.vectors.shape != (len(self.items), len(self.mean)):
@@ -75,7 +74,7 @@ class Index:
     def model(self) -> Model:
         """The model the index was made with."""
         model = load(self.run, device=self.device)
-        if model.fingerprint != self.settings["model"]:
+        if model.fingerprint != self.settings.model:
             raise UsageError(
                 f"{quoted(self.run)} is not the model {quoted(self.folder)} was made with; index it again with "
                 "--overwrite, or name the right one with --run."
@@ -84,8 +83,8 @@ class Index:
 
     @property
     def has_codes(self) -> bool:
-        """Was the model one with a tokenizer?"""
-        return bool(self.settings.get("codes", True))
+        """Does the index hold codes? A model without a tokenizer has none."""
+        return self.settings.codes
 
     @cached_property
     def grams(self) -> Grams:
@@ -108,8 +107,7 @@ class Index:
             )
         itself = {n for n, entry in enumerate(self.items) if entry.is_file(path)}
         if by == "features":
-            pool, axis = self.settings["pool"], self.settings["axis"]
-            z = self.model.encode_file(path, pool=pool, axis=axis).z
+            z = self.model.encode_file(path, **self.settings.features._asdict()).z
             best = self.nearest(unit(z - self.mean), k=k, without=itself)
         else:
             best = top(self.code_scores(path), k=k, without=itself)
@@ -119,7 +117,8 @@ class Index:
         """Number and cosine of the k rows nearest to a vector (D,) of length one."""
         wanted = min(len(self.items), k + len(without))
         near = self._candidates(vector, wanted) if self._faiss is not None else self._scan(vector, wanted)
-        exact = self.vectors[near].astype(np.float64) @ vector.astype(np.float64)
+        # Row by row: a matrix product may round equal rows differently, which would break ties.
+        exact = (self.vectors[near].astype(np.float64) * vector.astype(np.float64)).sum(axis=1)
         order = np.lexsort((near, -exact))
         best = [(int(near[n]), float(exact[n])) for n in order]
         return [(n, score) for n, score in best if n not in without][:k]

@@ -10,17 +10,13 @@ from bridle.bench.data import DataRate, DataTable, StepRate, run
 from bridle.config import Config
 
 
-def table(
-    *, alone: float, one: float, model: float, configured: int, memory: tuple[float, ...] = (100.0,)
-) -> DataTable:
+def table(*, alone: float, one: float, model: float, configured: int) -> DataTable:
     return DataTable(
         name="a",
         batch=64,
         configured=configured,
-        data=(DataRate(0, alone, alone), DataRate(1, one, None)),
+        data=(DataRate(0, alone), DataRate(1, one)),
         model=StepRate(16, model),
-        memory=memory,
-        pass_samples=100,
         device="cuda",
         cores=4,
         machine="a machine",
@@ -57,13 +53,6 @@ def test_who_loads_in_no_time_needs_no_workers() -> None:
     assert "It needs no workers" in found.verdict()
 
 
-def test_memory_is_flat_unless_it_grows_after_the_second_pass() -> None:
-    flat = table(alone=1, one=1, model=1, configured=0, memory=(100.0, 150.0, 151.0))  # the first pass fills caches
-    assert "100, 150, 151 MB (flat)" in flat.memory_line()
-    growing = table(alone=1, one=1, model=1, configured=0, memory=(100.0, 150.0, 200.0))
-    assert "grew by 50 MB" in growing.memory_line()
-
-
 def test_a_recipe_is_measured(small: Callable[..., Config]) -> None:
     told: list[str] = []
     found = run(small(), seconds=0.1, workers=(0, 1), tell=told.append)
@@ -71,11 +60,10 @@ def test_a_recipe_is_measured(small: Callable[..., Config]) -> None:
     assert min(rate.per_second for rate in found.data) > 0
     assert found.model.rows in (2, 8)  # 8 unless the machine is too busy for so many in so short a time
     assert found.model.per_second > 0
-    assert found.memory is None or "(flat)" in found.memory_line()
     text = found.to_markdown()
     assert text.count("\n| ") == 3
     assert f"encoder step, {found.model.rows} of 8 rows" in text
-    assert len(told) == 5
+    assert len(told) == 4
 
 
 def test_a_recipe_without_a_tokenizer_is_measured_too(small: Callable[..., Config]) -> None:

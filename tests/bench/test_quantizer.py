@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bridle.bench.quantizer import BenchRow, BenchTable, extra_memory, run
+from bridle.bench.quantizer import BenchRow, BenchTable, Fixture, run
+from bridle.bench.timing import Call, extra_memory
 from bridle.quantize import ResidualQuantizer
 
 torch.set_num_threads(1)
@@ -16,11 +17,6 @@ def table(*ratios: float) -> BenchTable:
     return BenchTable((*rows, BenchRow("assign", 8192, "naive cdist", 5.0, 50.0, None)), "a machine")
 
 
-def test_budgets_apply_to_bridle_alone() -> None:
-    assert table(1.5, 3.0, 1.5).over_budget() == []
-    assert [row.work for row in table(2.3, 3.0, 2.2).over_budget()] == ["assign", "k-means"]
-
-
 def test_the_table_shows_ratios_budgets_and_the_machine() -> None:
     lines = table(1.5, 5.0, 1.5).to_markdown().splitlines()
     assert lines[2] == "| assign | 8,192 | bridle | 1.50 | 12.3 | 1.0 | ≤ 2.2: met |"
@@ -29,13 +25,15 @@ def test_the_table_shows_ratios_budgets_and_the_machine() -> None:
     assert lines[-1] == "a machine"
 
 
-def test_a_ratio_can_be_asked_for() -> None:
-    assert table(1.5, 3.0, 1.6).ratio("k-means", 8192) == 1.6
-    assert table(1.5, 3.0, 1.6).ratio("assign", 8192, "naive cdist") == 5.0
-
-
 def test_a_small_run_measures_every_kind_of_work_on_one_thread_and_names_versions() -> None:
-    found = run(sizes=(2048,), repeats=1)
+    asked: list[tuple[str, int]] = []
+
+    def others(work: str, data: Fixture) -> dict[str, Call]:
+        asked.append((work, len(data.x)))
+        return {}
+
+    found = run(sizes=(2048,), repeats=1, others=others)
+    assert asked == [("assign", 2048), ("train step", 2048), ("k-means", 2048)]
     assert {row.work for row in found.rows if row.who == "bridle"} == {"assign", "train step", "k-means"}
     assert all(row.ratio > 0 and row.milliseconds > 0 for row in found.rows)
     assert "naive cdist" in {row.who for row in found.rows}

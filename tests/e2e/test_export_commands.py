@@ -74,7 +74,7 @@ def test_embed_pools_and_tells_bad_files(pictures: Path, tmp_path: Path) -> None
     said = command("embed", run, "broken.png", "--out", "x.npz", cwd=tmp_path, expect=65)
     assert said.splitlines()[-1].startswith("DataError: none of the 1 files could be read")
     said = command("embed", run, "broken.png", "--out", "y.npz", "--pool", "max", cwd=tmp_path, expect=2)
-    assert said == "UsageError: --pool 'max': expected one of none, mean, axis, class.\n"
+    assert said == "UsageError: --pool 'max': expected one of probe, none, mean, axis, class.\n"
 
 
 def test_a_killed_command_goes_on_where_it_stopped(pictures: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_killed_command_goes_on_where_it_stopped(pictures: Path, tmp_path: Pat
         os.link(tmp_path / "many" / "0000.png", tmp_path / "many" / f"{i:04}.png")
     arguments = [sys.executable, "-m", "bridle", "tokenize", str(pictures / "run"), "many", "--out", "c.npz"]
     process = subprocess.Popen(arguments, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    ledger = tmp_path / "c.npz.parts" / "ledger.jsonl"
+    ledger = tmp_path / "c.npz.parts" / "job" / "part-00000000" / "ledger.jsonl"
     while process.poll() is None and not (ledger.exists() and ledger.stat().st_size > 2000):
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
@@ -122,10 +122,10 @@ def test_recordings_have_times_and_rates(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.times, np.repeat(np.arange(19) * 0.16, 2))
     assert found.positions[-1].tolist() == [18, 1]
     header = bridle.read_codes(tmp_path / "dog.npz").header
-    assert header["audio"]["sample_rate"] == 16_000
-    assert header["audio"]["shift_ms"] == 10.0
-    assert header["tokens_per_second"] == pytest.approx(12.5)  # 2 bands every 0.16 s
-    assert header["bits_per_second"] == pytest.approx(200.0)  # 4 codes of 4 bits
+    assert header.front_end["audio"]["sample_rate"] == 16_000
+    assert header.front_end["audio"]["shift_ms"] == 10.0
+    assert header.tokens_per_second == pytest.approx(12.5)  # 2 bands every 0.16 s
+    assert header.bits_per_second == pytest.approx(200.0)  # 4 codes of 4 bits
     command("embed", "run", "dog.flac", "--out", "dog-z.npz", "--pool", "axis", cwd=tmp_path)
     ((_, pooled),) = bridle.read_features(tmp_path / "dog-z.npz")
     assert pooled.z.shape == (2 * 16,)

@@ -151,8 +151,9 @@ def test_pooling_a_file_is_the_mean_over_all_its_real_tokens(tmp_path: Path) -> 
     np.testing.assert_allclose(pooled.z, rows.mean(axis=0), atol=1e-6)
     assert pooled.times is None
     assert pooled.positions is None
-    with pytest.raises(UsageError, match="longer than the model's input"):
-        model.encode_file(tmp_path / "a.npy", pool="axis")
+    # Position by position of the window, as the probe averages views: 12, 12 and 5 frames, 4 + 4 + 2 tokens.
+    kept = np.concatenate([rows[0::4].mean(0), rows[1::4].mean(0), rows[2::4].mean(0), rows[3::4].mean(0)])
+    np.testing.assert_allclose(model.encode_file(tmp_path / "a.npy", pool="axis").z, kept, atol=1e-6)
 
 
 def test_pooling_by_axis_keeps_one_mean_per_band_over_all_windows(wav: Path) -> None:
@@ -177,6 +178,8 @@ def test_pool_and_layer_words_are_checked() -> None:
     x = torch.zeros(1, 2, 12)
     for wrong, expected in (
         ({"pool": "max"}, "'mean', 'axis' or 'class'"),
+        ({"deviation": True}, "only pools 'mean' and 'axis'"),
+        ({"pool": "probe", "axis": 0}, "what the run's probe used"),
         ({"pool": "class"}, "class_token"),
         ({"axis": 0}, "only pool 'axis'"),
         ({"pool": "axis", "axis": 1}, r"not an axis of the grid \[4\]"),
@@ -186,7 +189,7 @@ def test_pool_and_layer_words_are_checked() -> None:
         with pytest.raises(UsageError, match=expected):
             model.encode(x, **wrong)  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="numbered 1 to 3"):
-        model.features_of(layer=9)
+        model.features(layer=9)
 
 
 def test_layers_give_what_each_block_puts_out_and_the_norm_only_at_the_end() -> None:

@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 import bridle
 from bridle.cli import app
 from bridle.errors import BridleError, DataError, Interrupted, UsageError
+from bridle.infer.features import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.write import Options
 from bridle.search import index as indexing
-from bridle.search.index import Indexed, update_index
+from bridle.search.index import IndexUpdate, update_index
 from bridle.search.page import write_page
 from bridle.search.quality import measure_quality
 from bridle.search.query import Index, open_index
@@ -47,7 +48,7 @@ def corpus(tmp_path: Path) -> Path:
     return tmp_path / "pictures"
 
 
-def indexed(model: Model, corpus: Path, out: Path, **options: bool) -> Indexed:
+def indexed(model: Model, corpus: Path, out: Path, **options: bool) -> IndexUpdate:
     return update_index(model, "digits-tiny", [str(corpus)], out, options=Options(**options))
 
 
@@ -211,7 +212,7 @@ def test_members_of_a_shard_and_rows_of_a_manifest_are_items(model: Model, corpu
 
 def test_another_model_or_a_folder_of_something_else_is_refused(model: Model, corpus: Path, made: Index) -> None:
     with pytest.raises(UsageError, match=r"another pool.*--overwrite"):
-        update_index(model, "digits-tiny", [str(corpus)], made.folder, pool="axis")
+        update_index(model, "digits-tiny", [str(corpus)], made.folder, spec=FeatureSpec(pool="axis", axis=0))
     with pytest.raises(UsageError, match="holds other files"):
         update_index(model, "digits-tiny", [str(corpus)], corpus)
     assert indexed(model, corpus, made.folder, overwrite=True).added == 12

@@ -1,4 +1,4 @@
-"""The items of a collection: where they are, whether they changed, and what they are labelled with.
+"""The items of a collection: where they are, whether they have changed, and their labels.
 
 An item is a file, a part of a file, or a member of a tar file; see `bridle.infer.inputs`.
 """
@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridle.data.listing.layouts import DataListing, find_data, tell_layout
 from bridle.data.listing.table import WHOLE, Span
@@ -20,29 +20,28 @@ from bridle.errors import BridleError, DataError, quoted
 from bridle.files import replacing
 from bridle.infer.inputs import MANIFESTS, Item
 
-Stamp = tuple[int, int]  # size and change time
 BLOCK = 2**20  # bytes compared at a time
 
 
-class Entry(NamedTuple):
+class IndexedItem(NamedTuple):
     """An item as it was when it was indexed."""
 
     item: Item
-    stamp: Stamp
+    stamp: tuple[int, int]  # size and change time of its file
     labels: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.item.name
 
-    def seen_from(self, base: Path) -> Entry:
-        """The same item for a process that was started in another folder than `base`."""
+    def relative_to(self, base: Path) -> IndexedItem:
+        """The same item with relative paths taken from `base` instead of the working directory."""
         place = self.item.place
         there = base / place if isinstance(place, Path) else place._replace(shard=base / place.shard)
         return self._replace(item=self.item._replace(place=there))
 
     def is_file(self, query: Path) -> bool:
-        """Is the query this very item, or a file with the same content? An item that is gone is not."""
+        """Is the query this item, or a file with the same content?"""
         place, span = self.item
         if span != WHOLE:
             return False
@@ -68,7 +67,7 @@ def _same_content(one: Path, other: Path) -> bool:
 
 
 class Labels(NamedTuple):
-    """Labels by absolute path and part, and what a user should hear about them."""
+    """Labels by absolute path and time span, and notes for the user."""
 
     known: dict[tuple[str, Span], tuple[str, ...]]
     notes: tuple[str, ...] = ()
@@ -78,7 +77,7 @@ class Labels(NamedTuple):
 
 
 def find_labels(named: Sequence[str], *, reader: Reader) -> Labels:
-    """Labels of class folders, lists, manifests and shards; a collection that is no data set has none."""
+    """Labels of class folders, lists, manifests and shards; files without any have none."""
     known: dict[tuple[str, Span], tuple[str, ...]] = {}
     notes = []
     for name in named:
@@ -90,18 +89,18 @@ def find_labels(named: Sequence[str], *, reader: Reader) -> Labels:
         if listing is None:
             continue
         classes = listing.classes or ()
-        for part in (listing.train, listing.test):
-            if part is None or part.labels is None:
+        for split in (listing.train, listing.test):
+            if split is None or split.labels is None:
                 continue
-            spans = part.spans or (WHOLE for _ in part.labels)
-            for path, label, span in zip(part.paths, part.labels, spans, strict=True):
+            spans = split.spans or (WHOLE for _ in split.labels)
+            for path, label, span in zip(split.paths, split.labels, spans, strict=True):
                 numbers = (label,) if isinstance(label, int) else label
                 known[os.path.abspath(str(path)), span] = tuple(str(classes[n]) for n in numbers)
     return Labels(known, tuple(notes))
 
 
 def _listing(named: Path, reader: Reader) -> DataListing | None:
-    """What a folder or list says about its files; nothing of a single file or a pattern."""
+    """The listing of a folder or manifest; None for a single file or a pattern."""
     if named.suffix.lower() in MANIFESTS and named.is_file():
         return find_data(root=None, manifest=str(named), layout="auto", extensions=reader.extensions)
     if not named.is_dir():
@@ -111,39 +110,29 @@ def _listing(named: Path, reader: Reader) -> DataListing | None:
     return find_data(root=str(named), manifest=None, layout="auto", extensions=reader.extensions)
 
 
-def write_entries(file: Path, entries: Iterable[Entry]) -> None:
-    """One line each; whatever is not ASCII is escaped, so that any path survives. Whole or not at all."""
+def write_items(file: Path, items: Iterable[IndexedItem]) -> None:
+    """Write one line per item; what is not ASCII is escaped, so that any path survives."""
     with replacing(file) as temporary, temporary.open("w", encoding="ascii") as out:
-        out.writelines(json.dumps(_plain(entry)) + "\n" for entry in entries)
+        for item, stamp, labels in items:
+            place, (start, end) = item
+            line: dict[str, object] = {"stamp": stamp, "labels": labels}
+            if isinstance(place, Member):
+                line |= {"path": os.fspath(place.shard), "member": place[1:]}
+            else:
+                line |= {"path": os.fspath(place)}
+            line |= {} if item.span == WHOLE else {"start": start, "end": end}
+            out.write(json.dumps(line) + "\n")
 
 
-def read_entries(file: Path) -> Iterator[Entry]:
-    """ValueError, KeyError or TypeError where the file is not one of ours."""
+def read_items(file: Path) -> Iterator[IndexedItem]:
+    """The items that `write_items` wrote; ValueError, KeyError or TypeError where a line is not one of them."""
     with file.open(encoding="ascii") as lines:
         for line in lines:
-            yield _entry(json.loads(line))
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    place, (start, end) = entry.item
-    where: dict[str, Any] = (
-        {"path": os.fspath(place)}
-        if isinstance(place, Path)
-        else {
-            "path": os.fspath(place.shard),
-            "member": [place.name, place.offset, place.size],
-        }
-    )
-    span = {} if entry.item.span == WHOLE else {"start": start, "end": end}
-    return {**where, **span, "stamp": entry.stamp, "labels": entry.labels}
-
-
-def _entry(line: dict[str, Any]) -> Entry:
-    place: Path | Member = Path(str(line["path"]))
-    if "member" in line:
-        name, offset, size = line["member"]
-        place = Member(Path(str(line["path"])), str(name), int(offset), int(size))
-    end = line.get("end")
-    span = (float(line["start"]), None if end is None else float(end)) if "start" in line else WHOLE
-    size, changed = line["stamp"]
-    return Entry(Item(place, span), (int(size), int(changed)), tuple(str(label) for label in line["labels"]))
+            found = json.loads(line)
+            path = Path(str(found["path"]))
+            name, offset, size = found.get("member", ("", 0, 0))
+            place = Member(path, str(name), int(offset), int(size)) if "member" in found else path
+            end = found.get("end")
+            span = (float(found["start"]), None if end is None else float(end)) if "start" in found else WHOLE
+            bytes_, changed = found["stamp"]
+            yield IndexedItem(Item(place, span), (int(bytes_), int(changed)), tuple(map(str, found["labels"])))

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from bridle.bench.cost import Cost, encoder_step, quantizer_operations, tokenizer_step, visible_tokens
 from bridle.config import Config
 from bridle.models.build import build_nets
+from bridle.models.cost import Cost, encoder_step, quantizer_operations, tokenizer_step, visible_tokens
 from bridle.nn.masking import draw_mask
 from bridle.train.phases import hidden_positions
 

@@ -1,0 +1,106 @@
+"""Which features of an input are meant: block, pooling, and how the run's own probe chose them.
+
+Shapes: z (B, T, D); P grid positions that pooling keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypedDict
+
+from torch import Tensor
+
+from bridle.config import Config
+from bridle.errors import UsageError
+from bridle.models.encoder import Encoded, Encoder
+from bridle.nn.pooling import pool_tokens
+
+Pool = Literal["mean", "axis", "class"]
+Pooling = Literal["probe", "mean", "axis", "class"]
+
+
+class PoolOptions(TypedDict, total=False):
+    """Arguments that choose a pooling; see `Model.encode`."""
+
+    pool: Pooling | None
+    axis: int | None
+    deviation: bool
+
+
+class FeatureOptions(PoolOptions, total=False):
+    """Arguments that choose features; see `Model.encode`."""
+
+    layer: int | None
+
+
+class FeatureSpec(NamedTuple):
+    """Features of one block, pooled or not."""
+
+    layer: int | None = None  # output of this block, from 1; None: the last one, after its norm
+    pool: Pool | None = None  # None keeps every token
+    axis: int | None = None  # grid axis that pool "axis" keeps
+    deviation: bool = False  # with pool "mean" or "axis", the tokens' standard deviations behind their means
+
+    def describe(self) -> str:
+        """In words, for messages."""
+        axis = f"means along grid axis {self.axis}"
+        what = {"mean": "the mean over tokens", "axis": axis, "class": "the class token"}
+        pooled = "every token" if self.pool is None else what[self.pool]
+        deviation = " and standard deviations" if self.deviation else ""
+        return f"{pooled}{deviation} of {'the last block' if self.layer is None else f'block {self.layer}'}"
+
+    def width(self, encoder_width: int, grid: Sequence[int]) -> int:
+        """Numbers in a row of these features."""
+        return encoder_width * (1 if self.axis is None else grid[self.axis]) * (2 if self.deviation else 1)
+
+    def pooled(self, encoded: Encoded, grid: Sequence[int], valid: Tensor | None) -> Tensor:
+        """(B, T, D), or pooled (B, P · D), with deviations (B, 2 · P · D)."""
+        if self.pool is None:
+            return encoded.z
+        if self.pool == "class":
+            assert encoded.class_token is not None  # checked by choose_features
+            return encoded.class_token
+        return pool_tokens(encoded.z, grid, self.axis, valid, deviation=self.deviation)
+
+
+def probe_features(config: Config) -> FeatureSpec:
+    """The features that a run's probe used; attentive pooling, which learns its own weights, counts as mean."""
+    probe = config.probe
+    pool: Pool = "mean" if probe.pool == "attentive" else probe.pool
+    axis = probe.axis if pool == "axis" else None
+    return FeatureSpec(probe.layer, pool, axis, probe.deviation and pool != "class")
+
+
+def choose_features(
+    config: Config,
+    encoder: Encoder,
+    *,
+    layer: int | None = None,
+    pool: Pooling | None = None,
+    axis: int | None = None,
+    deviation: bool = False,
+) -> FeatureSpec:
+    """The features that arguments ask for, checked against the model; "probe" fills in what the run's probe used."""
+    if layer is not None and not 1 <= layer <= encoder.depth:
+        raise UsageError(f"layer is {layer}; the blocks of this encoder are numbered 1 to {encoder.depth}.")
+    if pool == "probe":
+        if axis is not None or deviation:
+            raise UsageError("pool 'probe' is what the run's probe used; give pool='axis' to choose an axis.")
+        spec = probe_features(config)
+        return spec if layer is None else spec._replace(layer=layer)
+    if pool not in (None, "mean", "axis", "class"):
+        raise UsageError(
+            f"pool is {pool!r}; expected 'probe', 'mean', 'axis' or 'class', or nothing to keep every token."
+        )
+    if pool == "class" and encoder.class_token is None:
+        raise UsageError("pool 'class' needs a model with encoder.class_token; use 'mean'.")
+    if pool != "axis" and axis is not None:
+        raise UsageError(f"axis {axis} is given, but only pool 'axis' keeps one.")
+    if deviation and pool not in ("mean", "axis"):
+        raise UsageError("deviation is given, but only pools 'mean' and 'axis' have one.")
+    grid = config.geometry.build().grid
+    if pool == "axis" and axis is None:  # as the run itself was judged, else the bands of a (time, frequency) grid
+        axis = config.probe.axis if config.probe.pool == "axis" else len(grid) - 1
+    if axis is not None and not 0 <= axis < len(grid):
+        raise UsageError(f"axis {axis} is not an axis of the grid {list(grid)}; count from 0.")
+    return FeatureSpec(layer, pool, axis, deviation)
