@@ -22,7 +22,8 @@ from bridle.data.loading.mixing import mixed
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
-from bridle.evaluate.evaluator import Judge, going_on, probe_header, while_training
+from bridle.evaluate.evaluator import Judge, going_on, probe_header
+from bridle.evaluate.subsample import while_training
 from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets

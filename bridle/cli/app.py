@@ -78,6 +78,12 @@ def here(run: Path) -> Path:
     return folder
 
 
+On = Annotated[
+    str | None,
+    typer.Option("--on", metavar="RECIPE", help="Another data set: its layout, statistics, length, classes, settings."),
+]
+
+
 def show_results(run: Path, results: str = "results.json", *, overrides: Sequence[str] = ()) -> None:
     """The results of a run as a table, then what was written and what to do next, on the same data."""
     from bridle.report.runs import read_run

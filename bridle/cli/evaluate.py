@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, show_results
+from bridle.cli.app import On, Overrides, RunFolder, app, console, here, is_first_process, show_results
+from bridle.errors import UsageError
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features in RUN/cache, and use none kept there.")]
 
@@ -19,6 +20,7 @@ def probe(
     shots: Annotated[str | None, typer.Option(help="Labels per class of a few-shot probe, such as 1,5,10.")] = None,
     head: Annotated[str | None, typer.Option(help="logistic (solved to the optimum), sgd or adamw.")] = None,
     loss: Annotated[str | None, typer.Option(help="ce or bce, of an sgd or adamw head.")] = None,
+    on: On = None,
     curve: Annotated[bool, typer.Option("--curve", help="Every kept checkpoint: accuracy by CPU minutes.")] = False,
     no_cache: NoCache = False,
 ) -> None:
@@ -26,9 +28,10 @@ def probe(
 
     Data with folds is cross-validated; settings are chosen on training items only. probe.pool is mean, axis (one mean
     per place of a grid axis), class (the class token) or attentive; probe.layer=N reads block N instead of the last;
-    data.views=N looks at N parts of every item.
+    data.views=N looks at N parts of every item. --on RECIPE probes on another data set: RUN/probe-RECIPE.json.
 
     Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10
+              bridle probe runs/as2m --on audioset20k data.root=PATH
     """
     from bridle.evaluate.probe_command import probe_run
 
@@ -36,12 +39,14 @@ def probe(
     given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
     changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
     changes += ["probe.cache_mb=0"] if no_cache else []
+    if curve and on is not None:
+        raise UsageError("--curve is over a run's own data; leave out --on.")
     if curve:
         from bridle.evaluate.probe_command import curve_run
 
         show_curve(run, curve_run(run, [*(overrides or []), *changes]))
         return
-    show_results(run, probe_run(run, [*(overrides or []), *changes]).name, overrides=overrides or [])
+    show_results(run, probe_run(run, [*(overrides or []), *changes], on=on).name, overrides=overrides or [])
 
 
 def show_curve(run: Path, path: Path) -> None:
@@ -61,7 +66,7 @@ def show_curve(run: Path, path: Path) -> None:
 
 
 @app.command()
-def knn(run: RunFolder, overrides: Overrides = None, no_cache: NoCache = False) -> None:
+def knn(run: RunFolder, overrides: Overrides = None, on: On = None, no_cache: NoCache = False) -> None:
     """Weighted k-nearest neighbours on a run's frozen features, k chosen on validation items; JSON and table.
 
     Also how well test items find training items of their class (retrieval mAP).
@@ -72,7 +77,7 @@ def knn(run: RunFolder, overrides: Overrides = None, no_cache: NoCache = False) 
 
     run = here(run)
     changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
-    show_results(run, knn_run(run, changes).name, overrides=overrides or [])
+    show_results(run, knn_run(run, changes, on=on).name, overrides=overrides or [])
 
 
 @app.command()

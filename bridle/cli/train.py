@@ -9,7 +9,17 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, make_precision_safe, show_results
+from bridle.cli.app import (
+    On,
+    Overrides,
+    RunFolder,
+    app,
+    console,
+    here,
+    is_first_process,
+    make_precision_safe,
+    show_results,
+)
 from bridle.errors import UsageError
 
 
@@ -101,29 +111,34 @@ def finetune(
     iteration: Annotated[
         int | None, typer.Option(min=1, help="Start from this iteration's encoder; the last one without it.")
     ] = None,
+    on: On = None,
 ) -> None:
     """Train a run's encoder on labels, then score it once on the test split or over folds; JSON and table.
 
+    --on RECIPE fine-tunes on another data set, with the recipe's settings: RUN/finetune-RECIPE.json.
+
     Example:  bridle finetune runs/c10 finetune.epochs=10 finetune.augment.mixup=0.8
+              bridle finetune runs/as2m --on esc50 data.root=PATH
     """
-    from bridle.config import read_config
+    from bridle.config import load_config, read_config
 
     run = here(run)
     if (run / "config.yaml").is_file():
-        make_precision_safe(read_config(run / "config.yaml", overrides or []).runtime.precision)
+        settings = read_config(run / "config.yaml", overrides or []) if on is None else load_config(on, overrides or [])
+        make_precision_safe(settings.runtime.precision)
     from bridle.evaluate.finetune import finetune_run
     from bridle.files import read_json
     from bridle.report.finetune_tables import finetune_table
 
     command = f"bridle {shlex.join(sys.argv[1:])}"
-    path = finetune_run(run, overrides or [], iteration=iteration, command=command)
+    path = finetune_run(run, overrides or [], iteration=iteration, on=on, command=command)
     if not is_first_process():
         return
     results = read_json(path)
     if (table := finetune_table(results)) is not None:
         console().print(table)
     typer.echo(f"wrote {path}")
-    again = shlex.join(["bridle", "finetune", str(run), *(overrides or [])])
+    again = shlex.join(["bridle", "finetune", str(run), *(["--on", on] if on else []), *(overrides or [])])
     scratch = any(entry["start"] == "scratch" for entry in results["evaluations"])
     typer.echo(
         f"Next:  bridle report {run}"

@@ -363,15 +363,6 @@ def probe_header(config: Config, folder: Path | None = None) -> dict[str, Any]:
     return {**header, "title": title, "protocol": protocol_of(config)}
 
 
-def while_training(config: Config, splits: Splits) -> Config:
-    """The config of the probe that follows an encoder phase: on at most `probe.training_items` items."""
-    limit, asked = config.probe.training_items, config.probe.items
-    most = max(len(splits.train), 0 if splits.test is None else len(splits.test))
-    if limit is None or min(most, asked or most) <= limit:
-        return config
-    return config.model_copy(update={"probe": config.probe.model_copy(update={"items": limit})})
-
-
 def going_on(config: Config, results: Results, progress: ProgressLine) -> Config:
     """A run that is continued with other settings of the probe goes on with those its results began with."""
     header, known = probe_header(config), results.value.get("protocol")

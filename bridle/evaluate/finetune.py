@@ -37,6 +37,7 @@ from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, tr
 from bridle.evaluate.probe import Part, summarise
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
 from bridle.evaluate.subsample import choose_items
+from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
 from bridle.files import read_json, read_lines
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
@@ -90,28 +91,38 @@ def finetune_run(
     overrides: Sequence[str],
     *,
     iteration: int | None = None,
+    on: str | None = None,
     callbacks: Sequence[Callback] = (),
     command: str | None = None,
 ) -> Path:
-    """Fine-tune the encoder after the last finished iteration (or `iteration`), or go on; returns the results file."""
+    """Fine-tune the encoder after the last finished iteration (or `iteration`), or go on; returns the results file.
+
+    With `on` the data, input size and fine-tuning settings are those of that recipe.
+    """
     stored = folder / "config.yaml"
     if not stored.is_file():
         raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    config = with_absolute_paths(read_config(stored, overrides))
-    _require_finetune_keys(with_absolute_paths(read_config(stored)), config)
+    trained = with_absolute_paths(read_config(stored))
+    if on is None:
+        config = with_absolute_paths(read_config(stored, overrides))
+        _require_finetune_keys(trained, config)
+    else:
+        config = on_other_data(trained, on, overrides, may_change=MAY_CHANGE)
     start = find_start(folder, config, iteration)
-    place = folder / "finetune" / f"{start.name}-{protocol_digits(config)}"
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        config = with_measured_statistics(config)
+        place = folder / "finetune" / f"{start.name}-{protocol_digits(config, on)}"
         if distributed.done_once((place / "result.json").is_file):
             tell_changes(place, config)
         else:
             require_even_shares(config.finetune.batch, distributed.world_size(), key="finetune.batch")
             distributed.done_once(partial(place.mkdir, parents=True, exist_ok=True))
             with locked_by_first(place), StopRequest().listening() as stop:
-                job = Job(place, config, start, stop, callbacks if distributed.rank() == 0 else (), command)
+                everyone = callbacks if distributed.rank() == 0 else ()
+                job = Job(place, config, start, stop, everyone, command, trained=trained)
                 entry = job.entry()
                 distributed.done_once(lambda: write_json(place / "result.json", entry))
-        return gather_results(folder, config)
+        return gather_results(folder, config, on)
 
 
 class Job:
@@ -125,12 +136,14 @@ class Job:
         stop: StopRequest,
         callbacks: Sequence[Callback],
         command: str | None,
+        *,
+        trained: Config,
     ) -> None:
         # Samples are augmented as fine-tuning wants it, not as pretraining did.
         live = config.encoder_phase.model_copy(update={"codes": "live"})  # stored ones go with samples as they are
         self.config = config.model_copy(update={"augment": config.finetune.augment, "encoder_phase": live})
         self.place, self.start, self.stop = place, start, stop
-        self.callbacks, self.command = callbacks, command
+        self.callbacks, self.command, self.trained = callbacks, command, trained
         self.machine, self.progress = open_machine(config.runtime), ProgressLine()
 
     def entry(self) -> dict[str, Any]:
@@ -214,7 +227,8 @@ class Job:
         if start.checkpoint is None:
             encoder = build_encoder(config)
         else:
-            encoder = restore_nets(config, load_checkpoint(start.checkpoint)).encoder
+            restored = restore_nets(self.trained, load_checkpoint(start.checkpoint)).encoder
+            encoder = fitted_to(restored, config, self.progress)
         classifier = build_classifier(config, encoder, classes=task.classes, iteration=start.iteration)
         decay = config.finetune.weight_ema
         return Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
@@ -333,25 +347,26 @@ def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: st
     return Unit(name, part_of(source, indices[~held].tolist()), part_of(source, indices[held].tolist()))
 
 
-def protocol(config: Config) -> dict[str, Any]:
+def protocol(config: Config, on: str | None = None) -> dict[str, Any]:
     """What makes two fine-tunings comparable; where they start from is told apart by name."""
     return {
+        **({} if on is None else other_inputs(config)),
         "finetune": config.finetune.model_dump(mode="json", exclude={"from_scratch"}),
         **data_protocol(config),
         "seed": config.seed,
     }
 
 
-def protocol_digits(config: Config) -> str:
+def protocol_digits(config: Config, on: str | None = None) -> str:
     """Six digits that name the protocol."""
-    return f"{mix(json.dumps(protocol(config), sort_keys=True)) & 0xFFFFFF:06x}"
+    return f"{mix(json.dumps(protocol(config, on), sort_keys=True)) & 0xFFFFFF:06x}"
 
 
-def gather_results(folder: Path, config: Config) -> Path:
-    """Write RUN/finetune.json: every start that is finished under these settings."""
-    header = {**results_header(config, folder), "protocol": protocol(config)}
-    results = Results.anew(folder / FILE, header)
-    for path in sorted((folder / "finetune").glob(f"*-{protocol_digits(config)}/result.json")):
+def gather_results(folder: Path, config: Config, on: str | None) -> Path:
+    """Write RUN/finetune.json, or finetune-ON.json: every start that is finished under these settings."""
+    header = {**results_header(config, folder), "protocol": protocol(config, on)}
+    results = Results.anew(folder / results_name(FILE, on), header)
+    for path in sorted((folder / "finetune").glob(f"*-{protocol_digits(config, on)}/result.json")):
         results.add(read_json(path))
     return results.path
 

@@ -21,6 +21,7 @@ from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.evaluator import Judge, probe_header, protocol_of
 from bridle.evaluate.feature_cache import FeatureCache
+from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
 from bridle.runs.checkpoint import is_exported
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.metrics import cpu_seconds_at
@@ -44,14 +45,19 @@ class Opened(NamedTuple):
     progress: ProgressLine
 
 
-def probe_run(folder: Path, overrides: Sequence[str]) -> Path:
-    """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew."""
-    trained, config = _configs(folder, overrides)
+def probe_run(folder: Path, overrides: Sequence[str], *, on: str | None = None) -> Path:
+    """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew.
+
+    With `on` the data, input size and probe settings are those of that recipe.
+    """
+    trained, config = _configs(folder, overrides, on)
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        config = with_measured_statistics(config)
         opened = _open(folder, config)
-        header = _header(config, folder, opened.data)
-        results = _results(folder / "probe.json", header, opened.progress)
-        take_over(folder, trained, config, results, data=opened.data)
+        header = _header(config, folder, opened.data, on)
+        results = _results(folder / results_name("probe.json", on), header, opened.progress)
+        if on is None:
+            take_over(folder, trained, config, results, data=opened.data)
         return _evaluate(folder, trained, config, results, opened, "linear")
 
 
@@ -82,15 +88,16 @@ def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
         return results.path
 
 
-def knn_run(folder: Path, overrides: Sequence[str]) -> Path:
+def knn_run(folder: Path, overrides: Sequence[str], *, on: str | None = None) -> Path:
     """The same with weighted k-nearest neighbours in place of the linear classifier; codebooks are left out."""
-    trained, config = _configs(folder, overrides)
+    trained, config = _configs(folder, overrides, on)
     if config.probe.pool == "attentive":
         raise ConfigError("probe.pool: 'attentive' learns with a linear classifier; use mean, axis or class for k-NN.")
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
+        config = with_measured_statistics(config)
         opened = _open(folder, config)
-        header = {**_header(config, folder, opened.data), "evaluation": "k-NN"}
-        results = _results(folder / "knn.json", header, opened.progress)
+        header = {**_header(config, folder, opened.data, on), "evaluation": "k-NN"}
+        results = _results(folder / results_name("knn.json", on), header, opened.progress)
         return _evaluate(folder, trained, config, results, opened, "neighbours")
 
 
@@ -157,7 +164,11 @@ def _evaluate(
         nets = restore_nets(trained, loaded)
         for module in nets.modules().values():
             module.to(judge.machine.device).eval()
-        found = judge(nets) if classifier == "linear" else {"probe": judge.probed(nets.encoder)}
+        same_inputs = config.geometry == trained.geometry and config.data.mean == trained.data.mean
+        fitted_to(nets.encoder, config, progress)
+        # Codebooks are judged on what their tokenizer was trained on.
+        codebooks = classifier == "linear" and same_inputs
+        found = judge(nets) if codebooks else {"probe": judge.probed(nets.encoder)}
         results.add({"iteration": iteration, "phase": phase, **found})
     return results.path
 
@@ -174,12 +185,15 @@ def _judge(
     )
 
 
-def _configs(folder: Path, overrides: Sequence[str]) -> tuple[Config, Config]:
-    """The run's config, and the same with overrides that an evaluation may make."""
+def _configs(folder: Path, overrides: Sequence[str], on: str | None = None) -> tuple[Config, Config]:
+    """The run's config, and the same with overrides that an evaluation may make, or on the data of another recipe."""
     stored = folder / "config.yaml"
     if not stored.is_file():
         raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    trained, config = read_config(stored), with_absolute_paths(read_config(stored, overrides))
+    trained = read_config(stored)
+    if on is not None:
+        return trained, on_other_data(trained, on, overrides, may_change=MAY_CHANGE)
+    config = with_absolute_paths(read_config(stored, overrides))
     # An exported folder keeps only the name of the file its encoder began with.
     for line in differences(with_absolute_paths(trained), config):
         if not line.startswith(MAY_CHANGE):
@@ -204,8 +218,15 @@ def data_protocol(config: Config) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "trim" or value}
 
 
-def _header(config: Config, folder: Path, digest: str | None) -> dict[str, Any]:
+def _header(config: Config, folder: Path, digest: str | None, on: str | None = None) -> dict[str, Any]:
     data = data_protocol(config)
     head = probe_header(config, folder)
-    protocol = {**head["protocol"], **data, "data": digest, "crops": config.video.crops, "seed": config.seed}
+    protocol = {
+        **head["protocol"],
+        **({} if on is None else other_inputs(config)),
+        **data,
+        "data": digest,
+        "crops": config.video.crops,
+        "seed": config.seed,
+    }
     return {**head, "protocol": protocol}

@@ -12,8 +12,9 @@ from math import floor
 
 import torch
 
+from bridle.config import Config
 from bridle.data.loading.balance import label_set
-from bridle.data.sources import Labels
+from bridle.data.sources import Labels, Splits
 from bridle.seeding import generator
 
 
@@ -63,3 +64,12 @@ def _rarest_labels(labels: Labels) -> list[int | None]:
     sets = [label_set(label) for label in labels]
     frequency = Counter(one for own in sets for one in own)
     return [min(own, key=lambda one: (frequency[one], one), default=None) for own in sets]
+
+
+def while_training(config: Config, splits: Splits) -> Config:
+    """The config of the probe that follows an encoder phase: on at most `probe.training_items` items."""
+    limit, asked = config.probe.training_items, config.probe.items
+    most = max(len(splits.train), 0 if splits.test is None else len(splits.test))
+    if limit is None or min(most, asked or most) <= limit:
+        return config
+    return config.model_copy(update={"probe": config.probe.model_copy(update={"items": limit})})

@@ -15,7 +15,7 @@ from bridle.errors import UsageError
 from bridle.geometry import Geometry
 from bridle.nn.masking import Mask, gather_tokens
 from bridle.nn.patch import PatchEmbed
-from bridle.nn.position import sincos_position
+from bridle.nn.position import resized_position, sincos_position
 from bridle.nn.transformer import NORM_EPS, Transformer
 
 
@@ -68,6 +68,17 @@ class Encoder(nn.Module):
         """Features of the visible tokens (with `mask`) or of all; `valid` (B, T) marks padding, `drop` is drop-path."""
         z, key_valid = self._begin(x, mask, valid)
         return self._told_apart(self.norm(self.trunk(z, key_valid=key_valid, drop=drop)))
+
+    def change_grid(self, geometry: Geometry) -> None:
+        """Take inputs of another size from now on: the same channels and patch, positions interpolated."""
+        own = self.geometry
+        if (geometry.channels, geometry.patch) != (own.channels, own.patch):
+            raise UsageError(
+                f"an encoder of {own.channels} channel(s) and patch {list(own.patch)} cannot take inputs of "
+                f"{geometry.channels} and {list(geometry.patch)}."
+            )
+        self.position = resized_position(self.position, own.grid, geometry.grid)
+        self.geometry = self.embed.geometry = geometry
 
     def layers(self, x: Tensor, *, wanted: Sequence[int], valid: Tensor | None = None) -> list[Encoded]:
         """What the blocks numbered `wanted` (1 to depth) put out; the final norm belongs to the last block's alone."""

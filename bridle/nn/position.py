@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import interpolate, pad
 
 from bridle.errors import ConfigError
 
@@ -36,3 +36,12 @@ def sincos_position(grid: tuple[int, ...], width: int) -> Tensor:
         parts += [angle.sin(), angle.cos()]
     table = torch.cat(parts, dim=1)  # (T, r·P)
     return pad(table, (0, width - table.shape[1])).float()
+
+
+def resized_position(table: Tensor, grid: tuple[int, ...], wanted: tuple[int, ...]) -> Tensor:
+    """A table (T, D) of one grid interpolated to another of the same rank: linear, of planes bicubic."""
+    if grid == wanted:
+        return table
+    volume = table.t().reshape(1, table.shape[1], *grid)  # (T, D) -> (1, D, *grid)
+    mode = {1: "linear", 2: "bicubic", 3: "trilinear"}[len(grid)]
+    return interpolate(volume, size=wanted, mode=mode).flatten(2)[0].t().contiguous()

@@ -19,9 +19,10 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError
 from bridle.evaluate import features, probe_command
-from bridle.evaluate.evaluator import Judge, protocol_of, while_training
+from bridle.evaluate.evaluator import Judge, protocol_of
 from bridle.evaluate.probe import LabelsResult, ProbeResult
 from bridle.evaluate.probe_command import data_protocol, knn_run, probe_run
+from bridle.evaluate.subsample import while_training
 from bridle.models.build import build_encoder
 from bridle.train.run import Results, open_machine
 
