@@ -18,6 +18,7 @@ from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
 from bridle.data.loading.loader import measure
+from bridle.data.modality import modality_of
 from bridle.errors import ConfigError
 from bridle.models.encoder import Encoder
 from bridle.train.run import with_statistics
@@ -59,7 +60,7 @@ def with_measured_statistics(config: Config) -> Config:
 
     def measured() -> list[list[float]]:
         moments = measure(open_data(config).train, seed=config.seed, grid=config.geometry.build().grid)
-        return [list(moments.mean), list(data_std(moments, config.data.source))]
+        return [list(moments.mean), list(data_std(moments, modality_of(config)))]
 
     mean, std = distributed.done_once(measured)
     return with_statistics(config, mean, std)
