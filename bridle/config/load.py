@@ -41,8 +41,6 @@ LITERAL: Mapping[Path, Any] = {
     ("loss", "commitment"): "sum",  # Eq. cb:loss: between z̃ and the summed q
     ("loss", "cosine"): "ratio",  # Eq. cos:loss: one ratio of sums
     ("loss", "centre_teacher"): "none",  # Eq. cos:loss: z as it is
-    ("encoder", "whiten"): None,  # §3: E takes patches as they are
-    ("tokenizer", "whiten"): None,  # §4.1: "a simple linear projection"
     ("tokenizer", "position"): True,  # the text is silent; the released code adds positions before the projection
     ("encoder", "whiten"): None,  # §3: patches go to the encoder as they are
     ("tokenizer", "whiten"): None,  # §4.1: a random projection alone
