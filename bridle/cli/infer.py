@@ -1,4 +1,4 @@
-"""Commands that use a trained model on files: tokenize and embed."""
+"""Commands that use a trained model on files: tokenize, embed, and from codes back to media."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bridle.cli.app import RunFolder, app, make_precision_safe, show_written
+from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, make_precision_safe, show_written
 from bridle.errors import UsageError
 
 InputNames = Annotated[
@@ -122,3 +122,45 @@ def embed(
         written = embed_inputs(model, inputs, out, spec=spec, options=options)
         if distributed.rank() == 0:
             show_written(written, reader="read_features")
+
+
+@app.command()
+def detokenizer(
+    run: RunFolder,
+    overrides: Overrides = None,
+    iteration: Annotated[int | None, typer.Option(min=1, help="Codes of this iteration instead of the last.")] = None,
+) -> None:
+    """Train a small network from a run's codes back to its inputs; the run's own networks are not changed.
+
+    Example:  bridle detokenizer runs/c10 detokenizer.steps=1000
+    """
+    from bridle.infer.detokenizer import detokenizer_run, read_result, reconstruction_table
+
+    result = detokenizer_run(here(run), overrides or [], iteration=iteration)
+    if not is_first_process():
+        return
+    console().print(reconstruction_table(read_result(result)))
+    typer.echo(f"wrote {result}")
+    typer.echo(
+        f"Next:  bridle tokenize {run} INPUT --out codes.npz   ·   bridle detokenize {run} codes.npz --out decoded"
+    )
+
+
+@app.command()
+def detokenize(
+    run: RunFolder,
+    codes: Annotated[Path, typer.Argument(metavar="CODES", help="What `bridle tokenize` wrote with this run.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for the decoded files.")],
+    stages: Annotated[int | None, typer.Option(min=1, help="Decode only the first codebooks.")] = None,
+    iteration: Annotated[int | None, typer.Option(min=1, help="The tokenizer of this iteration.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Pictures, sounds or clips from codes: PNG, WAV, GIF, or .npy for arrays.
+
+    Example:  bridle detokenize runs/c10 codes.npz --out decoded --stages 2
+    """
+    from bridle.infer.model import load
+    from bridle.infer.reconstruct import reconstruct_files
+
+    written = reconstruct_files(load(run, iteration=iteration, device=device), codes, out, stages=stages)
+    typer.echo(f"wrote {len(written):,} files to {out}, the first one {written[0]}")

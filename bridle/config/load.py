@@ -42,8 +42,6 @@ LITERAL: Mapping[Path, Any] = {
     ("loss", "cosine"): "ratio",  # Eq. cos:loss: one ratio of sums
     ("loss", "centre_teacher"): "none",  # Eq. cos:loss: z as it is
     ("tokenizer", "position"): True,  # the text is silent; the released code adds positions before the projection
-    ("encoder", "whiten"): None,  # §3: patches go to the encoder as they are
-    ("tokenizer", "whiten"): None,  # §4.1: a random projection alone
     ("tokenizer", "components"): None,
 }
 

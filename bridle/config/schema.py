@@ -23,6 +23,7 @@ from bridle.config.data_schema import (
 )
 from bridle.config.section import Codes, Count, Positive, Section, Share, Sizes, Width
 from bridle.config.training_schema import (
+    DetokenizerConfig,
     EncoderPhaseConfig,
     FinetuneConfig,
     MaskConfig,
@@ -40,6 +41,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "DecoderConfig",
+    "DetokenizerConfig",
     "EncoderConfig",
     "EncoderPhaseConfig",
     "EstimatorConfig",
@@ -203,6 +205,7 @@ class Config(Section):
     runtime: RuntimeConfig = RuntimeConfig()
     probe: ProbeConfig = ProbeConfig()
     finetune: FinetuneConfig = FinetuneConfig()
+    detokenizer: DetokenizerConfig = DetokenizerConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

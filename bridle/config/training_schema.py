@@ -32,6 +32,17 @@ class PhaseConfig(Section):
     betas: tuple[Share, Share] = (0.9, 0.95)
     clip: Annotated[float, Field(gt=0.0)] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_defaults(cls, values: Any) -> Any:
+        """A length given in steps replaces a default in epochs, and the other way round."""
+        if isinstance(values, dict):
+            for one, other in (("steps", "epochs"), ("warmup_steps", "warmup_epochs")):
+                for given, default in ((one, other), (other, one)):
+                    if values.get(given) is not None and default not in values:
+                        values = {**values, default: None}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.steps is None) == (self.epochs is None):
@@ -167,12 +178,16 @@ class FinetuneConfig(PhaseConfig):
         """Optimizer steps over which the learning rate rises."""
         return super().warmup_count(self.epoch_items or samples)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_defaults(cls, values: Any) -> Any:
-        """A length given in steps replaces the default one in epochs."""
-        if isinstance(values, dict):
-            for steps, epochs in (("steps", "epochs"), ("warmup_steps", "warmup_epochs")):
-                if values.get(steps) is not None and epochs not in values:
-                    values = {**values, epochs: None}
-        return values
+
+class DetokenizerConfig(PhaseConfig):
+    """`bridle detokenizer`: a small network learns to turn codes back into inputs."""
+
+    width: Positive | None = None  # None: as the encoder
+    depth: Positive = 2
+    heads: Positive | None = None  # None: as the encoder
+    steps: Positive | None = 600
+    warmup_steps: Annotated[int, Field(ge=0)] | None = 60
+    batch: Positive = 32
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    items: Positive = 256  # held-out items on which the reconstruction is measured

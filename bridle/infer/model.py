@@ -56,6 +56,7 @@ from bridle.infer.files import (
 )
 from bridle.machine import choose_device
 from bridle.models.build import Nets
+from bridle.models.detokenizer import Detokenizer
 from bridle.models.tokenizer import Tokenizer
 
 BATCH = 16  # windows that go through the networks together
@@ -66,9 +67,19 @@ class Model:
     """Encoder and tokenizer of a run, frozen, with the normalisation they were trained with."""
 
     def __init__(
-        self, nets: Nets | Trained, config: Config, *, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        nets: Nets | Trained,
+        config: Config,
+        *,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        folder: Path | None = None,
     ) -> None:
-        """`dtype` is that of the encoders: float32, bfloat16 or float16; the quantizer is always float32."""
+        """`dtype` is that of the encoders: float32, bfloat16 or float16; the quantizer is always float32.
+
+        `folder` is the run or exported folder the model was read from, where a detokenizer is looked for.
+        """
+        self.folder = folder
         self.config, self.dtype = config, require_dtype(dtype, device)
         self.geometry: Geometry = config.geometry.build()
         self.device = device
@@ -223,6 +234,45 @@ class Model:
         """The code vectors q of codes (…, M), summed over the first `stages`: (…, Dq)."""
         checked = code_tensor(codes, self.config.quantizer.sizes)
         return self.tokenizer.quantizer.decode(checked.to(self.device), stages=stages)
+
+    @torch.no_grad()
+    def decode_to_input(
+        self,
+        codes: Tensor | NDArray[Any],
+        *,
+        valid: Tensor | NDArray[Any] | None = None,
+        stages: int | None = None,
+        batch: int = ARRAY_BATCH,
+    ) -> Tensor:
+        """Inputs (B, C, *input) in the data's own units, rebuilt from codes (B, T, m) by the run's detokenizer.
+
+        m ≤ M stages may be given, and `stages` decodes only the first of them; `valid` (B, T) marks padding. A
+        detokenizer is trained with `bridle detokenizer RUN`.
+        """
+        checked = code_tensor(codes, self.config.quantizer.sizes)
+        if checked.dim() != 3 or checked.shape[1] != self.geometry.tokens or not len(checked):
+            raise UsageError(
+                f"codes have shape {list(checked.shape)}; expected (B, {self.geometry.tokens}, stages), at least one."
+            )
+        marks = None if valid is None else torch.as_tensor(valid).bool()
+        parts = []
+        for rows in torch.arange(len(checked)).split(batch):
+            some = checked[rows].to(self.device)
+            q = self.decode_codes(some, stages=stages)
+            counts = torch.full((len(some),), min(stages or some.shape[-1], some.shape[-1]), device=self.device)
+            real = None if marks is None else marks[rows].to(self.device)
+            parts.append(self.detokenizer(q, stages=counts, valid=real).cpu())
+        shape = (-1, *[1] * self.geometry.rank)
+        return torch.cat(parts) * self.std.reshape(shape) + self.mean.reshape(shape)
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """The network from codes to inputs; UsageError names the command that trains one."""
+        from bridle.infer.detokenizer import read_detokenizer
+
+        if self.folder is None:
+            raise UsageError("this model was built in memory; a detokenizer belongs to a run: use bridle.load(RUN).")
+        return read_detokenizer(self.folder, self.config, self.facts.iteration, device=self.device)
 
     def tokenize_file(self, file: FileLike, *, stages: int | None = None, batch: int = BATCH) -> FileCodes:
         """Codes of a file of any length (a path, bytes or an open file), with the time and position of every token."""
@@ -416,5 +466,6 @@ def load(
     `path` may also be an exported folder, the name of a model that comes with the package (`digits-tiny`), or the id
     `owner/name` of a model on the Hugging Face hub. `dtype` is that of the encoders, see `Model`.
     """
-    trained = read_trained(find_model(path), iteration=iteration)
-    return Model(trained, trained.config, device=choose_device(device), dtype=dtype)
+    folder = find_model(path)
+    trained = read_trained(folder, iteration=iteration)
+    return Model(trained, trained.config, device=choose_device(device), dtype=dtype, folder=folder)

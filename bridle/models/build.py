@@ -17,6 +17,7 @@ from bridle.config import Config
 from bridle.errors import ConfigError, UsageError
 from bridle.models.classifier import Classifier
 from bridle.models.decoder import CodeHeads, Decoder, PatchHead
+from bridle.models.detokenizer import Detokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.estimator import Estimator
 from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer, register_tokenizer, tokenizer_kind
@@ -196,6 +197,22 @@ def build_estimator(config: Config, *, iteration: int) -> Estimator:
     )
     _initialise(estimator, config, iteration, "estimator")
     return estimator
+
+
+def build_detokenizer(config: Config, *, iteration: int) -> Detokenizer:
+    """A new network from the codes of iteration `iteration`'s tokenizer to inputs."""
+    c = config.detokenizer
+    detokenizer = Detokenizer(
+        geometry=config.geometry.build(),
+        code_width=config.quantizer.width,
+        codebooks=config.quantizer.codebooks,
+        width=c.width or config.encoder.width,
+        depth=c.depth,
+        heads=c.heads or config.encoder.heads,
+        checkpoint_activations=config.runtime.checkpoint_activations,
+    )
+    _initialise(detokenizer, config, iteration, "detokenizer")
+    return detokenizer
 
 
 def build_classifier(config: Config, encoder: Encoder, *, classes: int, iteration: int) -> Classifier:

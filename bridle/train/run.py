@@ -28,7 +28,8 @@ from bridle.runs.metrics import Callback, MetricsFile, append_row
 
 # Keys that may differ between the command that began a run and the one that continues it.
 FREE_KEYS = (
-    *("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views", "probe.", "finetune."),
+    *("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views"),
+    *("probe.", "finetune.", "detokenizer."),
     "data.bad_share",  # the message about too many bad files asks to raise it
 )
 

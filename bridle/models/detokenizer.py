@@ -1,0 +1,99 @@
+"""Detokenizer: from code vectors back to the input, and the loss it is trained with.
+
+Shapes: q (B, T, Dq), the sum of the first m ≤ M code vectors of every token; x and its reconstruction (B, C, *input),
+normalised; valid (B, T).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import avg_pool1d
+
+from bridle.geometry import Geometry
+from bridle.nn.patch import unpatchify
+from bridle.nn.position import sincos_position
+from bridle.nn.transformer import NORM_EPS, Transformer
+from bridle.quantize import ResidualQuantizer
+
+
+class Detokenizer(nn.Module):
+    """A few transformer blocks over the grid of code vectors, then one linear map to the numbers of each patch.
+
+    Buffers:
+        position (T, W): sin-cos table; derived, not saved.
+    """
+
+    position: Tensor
+
+    def __init__(
+        self,
+        *,
+        geometry: Geometry,
+        code_width: int,
+        codebooks: int,
+        width: int,
+        depth: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        checkpoint_activations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.geometry = geometry
+        self.codebooks = codebooks
+        self.embed = nn.Linear(code_width, width)
+        self.stage_embed = nn.Parameter(torch.zeros(codebooks, width))  # row m − 1: the sum has m stages
+        self.trunk = Transformer(
+            width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio, checkpoint_activations=checkpoint_activations
+        )
+        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
+        self.head = nn.Linear(width, geometry.patch_features)
+        self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
+
+    def forward(self, q: Tensor, *, stages: Tensor, valid: Tensor | None = None) -> Tensor:
+        """q (B, T, Dq), where sample b has the first stages[b] stages -> (B, C, *input)."""
+        hidden = self.embed(q) + self.position + self.stage_embed[stages - 1][:, None]  # (B, T, W)
+        patches = self.head(self.norm(self.trunk(hidden, key_valid=valid)))  # (B, T, W) -> (B, T, F)
+        geometry = self.geometry
+        return unpatchify(patches.float(), channels=geometry.channels, grid=geometry.grid, patch=geometry.patch)
+
+
+def prefix_vectors(quantizer: ResidualQuantizer, codes: Tensor, stages: Tensor) -> Tensor:
+    """codes (B, T, M) -> q (B, T, Dq): for sample b the sum of its first stages[b] code vectors."""
+    q = torch.empty(*codes.shape[:-1], quantizer.width, device=codes.device)
+    for m in stages.unique().tolist():
+        rows = stages == m
+        q[rows] = quantizer.decode(codes[rows], stages=m)
+    return q
+
+
+def reconstruction_loss(
+    guess: Tensor, x: Tensor, *, geometry: Geometry, valid: Tensor | None = None, scales: int = 1
+) -> Tensor:
+    """Mean |d| + d² over the real part of the input, d = guess − x, plus |d| of its averages over 2, 4, … neighbours.
+
+    `scales` counts the resolutions; 1 compares single values only.
+    """
+    difference = guess - x
+    share = 1.0
+    if valid is not None:
+        real = valid[..., None].expand(-1, -1, geometry.patch_features).to(difference.dtype)  # (B, T) -> (B, T, F)
+        real = unpatchify(real, channels=geometry.channels, grid=geometry.grid, patch=geometry.patch)
+        difference = difference * real
+        share = float(valid.float().mean().clamp_min(1e-6))
+    loss = (difference.abs() + difference.square()).mean()
+    for _ in range(scales - 1):
+        difference = halve(difference)
+        loss = loss + difference.abs().mean()
+    return loss / share
+
+
+def halve(x: Tensor) -> Tensor:
+    """(B, C, *input) averaged over pairs along every axis that is longer than one; an odd end is left out."""
+    for axis in range(2, x.ndim):
+        if x.shape[axis] > 1:
+            last = x.movedim(axis, -1)
+            shape = last.shape
+            last = avg_pool1d(last.reshape(-1, 1, shape[-1]), kernel_size=2)
+            x = last.reshape(*shape[:-1], shape[-1] // 2).movedim(-1, axis)
+    return x

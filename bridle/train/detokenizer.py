@@ -1,0 +1,83 @@
+"""Training a detokenizer: the tokenizer is frozen, every sample is decoded from a random number of its stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bridle.data.loading.loader import Batch
+from bridle.models.build import named_state
+from bridle.models.detokenizer import Detokenizer, prefix_vectors, reconstruction_loss
+from bridle.models.tokenizer import Tokenizer
+from bridle.seeding import generator
+from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
+from bridle.train.engine import Draws, Phase, StepResult, fit
+from bridle.train.run import Run
+
+
+@dataclass
+class DetokenizerNets:
+    """The networks of a detokenizer's training; the tokenizer is only read and not saved again."""
+
+    detokenizer: Detokenizer
+    tokenizer: Tokenizer
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks by name, in a fixed order."""
+        return {"detokenizer": self.detokenizer}
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter and saved buffer, by dotted name."""
+        return named_state(self.modules())
+
+    def record(self) -> dict[str, Any]:
+        """Nothing but tensors is needed."""
+        return {}
+
+
+def train_detokenizer(run: Run[DetokenizerNets], *, iteration: int, scales: int) -> Detokenizer:
+    """Train to the end, from the beginning or from the last checkpoint, and return the detokenizer."""
+    loaded = last_checkpoint(run)
+    if loaded is not None:
+        load_modules(run.nets.modules(), loaded)
+    to_device(run)
+    run.nets.tokenizer.requires_grad_(False).eval().to(run.machine.device)
+    if loaded is None or not loaded.state["finished"]:
+        fit(run, detokenizer_phase(run, iteration=iteration, scales=scales), loaded)
+    return run.nets.detokenizer.requires_grad_(False).eval()
+
+
+def detokenizer_phase(run: Run[DetokenizerNets], *, iteration: int, scales: int) -> Phase:
+    """Minimise the reconstruction loss of the normalised input from the first m of M stages, m drawn per sample."""
+    nets, settings, samples = run.nets, run.config.detokenizer, len(run.source)
+    geometry, quantizer = run.config.geometry.build(), nets.tokenizer.quantizer
+    steps = settings.step_count(samples)
+
+    def step(batch: Batch, draws: Draws) -> StepResult:
+        stages = draw_stages(run, draws).to(batch.x.device)[batch.rows]
+        with torch.no_grad(), torch.autocast(batch.x.device.type, enabled=False):
+            codes = nets.tokenizer.tokenize(batch.x, valid=batch.valid)  # (B, T, M)
+            q = prefix_vectors(quantizer, codes, stages)  # (B, T, Dq)
+        guess = nets.detokenizer(q, stages=stages, valid=batch.valid)  # (B, C, *input)
+        loss = reconstruction_loss(guess, batch.x, geometry=geometry, valid=batch.valid, scales=scales)
+        return StepResult(loss, None, {})
+
+    def draw_stages(run: Run[DetokenizerNets], draws: Draws) -> Tensor:
+        """(batch,) numbers of stages for the whole global batch, 1 to M, all equally likely."""
+        random = generator(run.config.seed, draws.phase.key, draws.step, "stages")
+        return torch.randint(1, quantizer.codebooks + 1, (settings.batch,), generator=random)
+
+    return Phase(
+        index=0,
+        iteration=iteration,
+        name="detokenizer",
+        steps=steps,
+        warmup=min(settings.warmup_count(samples), steps),
+        settings=settings,
+        trained=nets.modules(),
+        step=step,
+        has_codes=False,
+    )
