@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridle.infer.files import FileCodes, FileFeatures
     from bridle.infer.model import Model, load
     from bridle.infer.read import read_codes, read_features
-    from bridle.infer.sequence_files import read_sequences
+    from bridle.infer.sequences import read_sequences
     from bridle.models.tokenizer import Tokenizer, register_tokenizer
     from bridle.search.query import Index, open_index
 
@@ -55,7 +55,7 @@ _HOME = {
     "FileFeatures": "bridle.infer.files",
     "read_codes": "bridle.infer.read",
     "read_features": "bridle.infer.read",
-    "read_sequences": "bridle.infer.sequence_files",
+    "read_sequences": "bridle.infer.sequences",
     "Tokenizer": "bridle.models.tokenizer",
     "register_tokenizer": "bridle.models.tokenizer",
     "register_modality": "bridle.data.modality",
@@ -65,6 +65,10 @@ _HOME = {
     "open_index": "bridle.search.query",
     "Index": "bridle.search.query",
 }
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 def __getattr__(name: str) -> Any:

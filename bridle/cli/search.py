@@ -128,18 +128,20 @@ def sequences(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     pattern: Annotated[str, typer.Option(help="interleaved, delayed or stage1; see docs/using.md.")] = "interleaved",
     context: Annotated[int | None, typer.Option(min=2, help="Also pack all files into blocks of so many ids.")] = None,
-    form: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
+    file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of sequences.")] = False,
 ) -> None:
     """Codes as ids for a language model: `input_ids` per file, packed blocks, and a vocabulary.
 
     Example:  bridle sequences codes.npz --out sequences --pattern delayed --context 512
     """
-    from bridle.infer.sequence_files import write_sequences
+    from bridle.infer.sequences import write_sequences
 
-    written = write_sequences(codes, out, pattern=pattern, context=context, form=form, overwrite=overwrite)
+    written = write_sequences(
+        codes, out, pattern=pattern, context=context, file_format=file_format, overwrite=overwrite
+    )
     blocks = f", {written.blocks:,} blocks of {context}" if context else ""
-    typer.echo(f"wrote {out}: {written.files:,} files, {written.ids:,} ids of {written.vocabulary.size:,}{blocks}")
-    kind = "json" if form == "jsonl" else form
-    files = str(out / f"sequences.{form}")
+    typer.echo(f"wrote {out}: {written.files:,} files, {written.ids:,} ids of {written.vocab_size:,}{blocks}")
+    kind = "json" if file_format == "jsonl" else file_format
+    files = str(out / f"sequences.{file_format}")
     typer.echo(f"Next:  in Python, datasets.load_dataset({kind!r}, data_files={files!r})")

@@ -1,4 +1,4 @@
-"""Codes as one row of integers that any language model can be trained on, and back again, without loss.
+"""`bridle sequences`: codes as integers that any language model can be trained on, and back again, without loss.
 
 Shapes: a file has T tokens of M codes (T, M) with sizes K_1 … K_M; its ids are (L,).
 
@@ -11,30 +11,49 @@ Every stage has its own range of ids, so that a code is never mistaken for one o
     stage1        c_1(0) c_1(1) …                            the first stage alone                        L = T
 
 In the delayed pattern the M ids of a step belong to M different tokens, so that a model may predict them at once; ∅ is
-`empty`.
+`empty`. Tokens come in the order of the codes file: along time, or row by row. A file is bos … eos; packed files have
+a `sep` between them. The folder that is written, whole or not at all, needs no bridle to be read:
 
-Tokens come in the order of the codes file: along time, or row by row. A file is bos … eos; packed files have a `sep`
-between them.
+    vocabulary.json                 what the ids mean: pattern, offsets, special ids, size; the model and its rates
+    sequences.jsonl or .parquet     one row per file: `file`, `input_ids` (bos … eos), in the order of the codes
+    blocks.npy                      with a context: (n, context) ids of all files packed, to be mapped by numpy
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, model_validator
 
+from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import replacing_folder, write_json
+from bridle.infer.formats import WRITERS
+from bridle.infer.header import Count
+from bridle.infer.read import DAMAGE, CodesFile, read_codes
+from bridle.machine import StopRequest
 
+FORMAT = 1
 Pattern = Literal["interleaved", "delayed", "stage1"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
+PutRow = Callable[[str, Ids], None]
 
 PAD, BOS, EOS, SEP, EMPTY = range(5)
 SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS, "sep": SEP, "empty": EMPTY}
+VOCABULARY, BLOCKS = "vocabulary.json", "blocks.npy"
+FILE_FORMATS = ("jsonl", "parquet")
+GROUP = 1000  # rows of a Parquet row group
+FROM_HEADER = {"run", "model", "geometry", "grid", "tokens_per_second", "bits_per_token", "bits_per_second"}
 
 
 class Vocabulary(NamedTuple):
@@ -80,16 +99,6 @@ class Vocabulary(NamedTuple):
         smallest: Array = codes.astype(np.min_scalar_type(max(self.sizes) - 1))
         return smallest
 
-    def described(self) -> dict[str, Any]:
-        """As vocabulary.json holds it."""
-        return {
-            "pattern": self.pattern,
-            "codebook_sizes": list(self.sizes),
-            "offsets": list(self.offsets),
-            "special": SPECIAL,
-            "vocab_size": self.size,
-        }
-
     def _require_codes(self, codes: Array) -> None:
         M = len(self.sizes)
         if codes.ndim != 2 or codes.shape[1] != M:
@@ -106,18 +115,8 @@ def make_vocabulary(sizes: Sequence[int], pattern: str) -> Vocabulary:
     return Vocabulary(tuple(sizes[:1] if chosen == "stage1" else sizes), chosen)
 
 
-def read_vocabulary(described: Mapping[str, Any]) -> Vocabulary:
-    """From vocabulary.json; ValueError, KeyError or TypeError where it is not one of ours."""
-    vocabulary = Vocabulary(tuple(int(size) for size in described["codebook_sizes"]), described["pattern"])
-    if vocabulary.pattern not in PATTERNS or any(
-        described[key] != value for key, value in vocabulary.described().items()
-    ):
-        raise ValueError("its offsets or special ids are not those of its codebook sizes")
-    return vocabulary
-
-
 def framed(ids: Ids) -> Ids:
-    """bos, the ids of a file, eos."""
+    """The ids of a file between bos and eos."""
     return np.concatenate([[BOS], ids, [EOS]])
 
 
@@ -133,24 +132,8 @@ def packed(rows: Iterable[Ids], *, context: int) -> Iterator[Ids]:
         yield np.concatenate([waiting, np.full(context - len(waiting), PAD)])
 
 
-def unpacked(blocks: Iterable[Array]) -> Iterator[Ids]:
-    """The rows that went into `packed`."""
-    waiting = np.zeros(0, dtype=np.int64)
-    for block in blocks:
-        *ended, waiting = _split(np.concatenate([waiting, np.asarray(block, dtype=np.int64)]))
-        yield from ended
-    last = waiting[: np.flatnonzero(waiting != PAD)[-1] + 1] if (waiting != PAD).any() else waiting[:0]
-    if len(last):
-        yield last
-
-
-def _split(ids: Ids) -> list[Ids]:
-    """Parts between separators."""
-    return [part[part != SEP] for part in np.split(ids, np.flatnonzero(ids == SEP))]
-
-
 def _stripped(ids: Ids) -> Ids:
-    """Without padding behind, bos in front and eos at the end."""
+    """The ids without bos, eos and the padding behind."""
     real = np.flatnonzero(ids != PAD)
     ids = ids[: real[-1] + 1] if len(real) else ids[:0]
     if len(ids) and ids[0] == BOS:
@@ -183,3 +166,247 @@ def _undelayed(steps: Ids) -> Ids:
     if (steps[outside] != EMPTY).any():
         raise DataError("a delayed sequence is damaged: an id stands where the pattern leaves a gap.")
     return np.stack([steps[m : m + T, m] for m in range(M)], axis=1)
+
+
+class SequencesRecord(BaseModel):
+    """vocabulary.json; what it says of the model is kept as it is."""
+
+    model_config = ConfigDict(extra="allow")
+
+    format: Count
+    pattern: Pattern
+    codebook_sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    special: dict[str, int]
+    vocab_size: int
+    context: int | None
+    files: Count
+    ids: Count
+    blocks: Count
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.codebook_sizes, self.pattern)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        own = self.vocabulary
+        if (self.offsets, self.special, self.vocab_size) != (own.offsets, SPECIAL, own.size):
+            raise ValueError("its offsets or special ids are not those of its codebook sizes")
+        return self
+
+
+def write_sequences(
+    paths: Sequence[str | Path],
+    out: Path,
+    *,
+    pattern: str = "interleaved",
+    context: int | None = None,
+    file_format: str = "jsonl",
+    overwrite: bool = False,
+    progress: ProgressLine | None = None,
+) -> SequencesRecord:
+    """Write the codes of some files of codes as sequences to the folder `out`; returns what vocabulary.json says."""
+    if file_format not in FILE_FORMATS:
+        raise UsageError(f"--format {quoted(file_format)}: expected one of {', '.join(FILE_FORMATS)}.")
+    if context is not None and context < 2:
+        raise UsageError(f"--context {context}: a block needs at least 2 ids.")
+    stored = [read_codes(path) for path in paths]
+    _require_same_model(stored)
+    vocabulary = make_vocabulary(stored[0].header.codebook_sizes, pattern)
+    if out.exists() and not overwrite:
+        raise UsageError(f"{quoted(out)} exists; give --overwrite to replace it, or another --out.")
+    if out.exists() and not (out / VOCABULARY).is_file():
+        raise UsageError(f"{quoted(out)} is no folder of sequences and is not replaced; give another --out.")
+    with replacing_folder(out) as temporary:
+        files, ids, blocks = _write(stored, temporary, vocabulary, context, file_format, progress or ProgressLine())
+        record = SequencesRecord(
+            format=FORMAT,
+            pattern=vocabulary.pattern,
+            codebook_sizes=vocabulary.sizes,
+            offsets=vocabulary.offsets,
+            special=SPECIAL,
+            vocab_size=vocabulary.size,
+            context=context,
+            files=files,
+            ids=ids,
+            blocks=blocks,
+            **stored[0].header.model_dump(mode="json", include=FROM_HEADER, exclude_unset=True),
+        )
+        write_json(temporary / VOCABULARY, record.model_dump(mode="json"))
+    return record
+
+
+def _require_same_model(stored: Sequence[CodesFile]) -> None:
+    """Raise UsageError if ids would mean different things."""
+    if not stored:
+        raise UsageError("no file of codes is named; write one with `bridle tokenize`.")
+    first = stored[0]
+    for other in stored[1:]:
+        for key in ("model", "codebook_sizes"):
+            if getattr(other.header, key) != getattr(first.header, key):
+                raise UsageError(
+                    f"{quoted(other.path)} has another {key.replace('_', ' ')} than {quoted(first.path)}; codes of "
+                    "different models cannot share ids. Write them to folders of their own."
+                )
+
+
+def _write(
+    stored: Sequence[CodesFile],
+    folder: Path,
+    vocabulary: Vocabulary,
+    context: int | None,
+    file_format: str,
+    progress: ProgressLine,
+) -> tuple[int, int, int]:
+    """Write rows and blocks; returns the numbers of files, ids and blocks."""
+    total, done, ids = sum(map(len, stored)), 0, 0
+    with ExitStack() as stack:
+        stop = stack.enter_context(StopRequest().listening())
+        put = stack.enter_context((_jsonl if file_format == "jsonl" else _parquet)(folder, vocabulary))
+
+        def rows() -> Iterator[Ids]:
+            nonlocal done, ids
+            for name, found in itertools.chain.from_iterable(stored):
+                row = framed(vocabulary.encode(found.codes[:, : len(vocabulary.sizes)]))
+                put(name, row)
+                done, ids = done + 1, ids + len(row)
+                progress.show(f"{done}/{total} files · {ids:,} ids", f"{done}/{total}", final=done == total)
+                stop.leave("nothing was written.")
+                yield row
+
+        blocks = 0
+        if context is not None:
+            blocks = _write_blocks(folder / BLOCKS, packed(rows(), context=context), context, vocabulary.dtype)
+        else:
+            collections.deque(rows(), maxlen=0)  # every row is put as it comes by
+    return done, ids, blocks
+
+
+def _write_blocks(path: Path, blocks: Iterator[Ids], context: int, dtype: np.dtype[Any]) -> int:
+    """(n, context) in numpy's format; n is known at the end, so the header is written twice, in the same room."""
+    descr, count = np.lib.format.dtype_to_descr(dtype), 0
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (10**12, context)})
+        room = file.tell()
+        for block in blocks:
+            file.write(block.astype(dtype).tobytes())
+            count += 1
+        file.seek(0)
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (count, context)})
+        if file.tell() != room:
+            raise OSError(f"{path.name}: the header does not fit its place")
+    return count
+
+
+@contextmanager
+def _jsonl(folder: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
+    with (folder / "sequences.jsonl").open("w", encoding="utf-8") as file:
+
+        def put(name: str, row: Ids) -> None:
+            file.write(json.dumps({"file": name, "input_ids": row.tolist()}) + "\n")
+
+        yield put
+
+
+@contextmanager
+def _parquet(folder: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
+    WRITERS[".parquet"].require_installed()
+    import pyarrow
+    import pyarrow.parquet
+
+    ids = pyarrow.list_(pyarrow.from_numpy_dtype(vocabulary.dtype))
+    schema = pyarrow.schema([("file", pyarrow.string()), ("input_ids", ids)])
+    waiting: list[tuple[str, Ids]] = []
+    with pyarrow.parquet.ParquetWriter(folder / "sequences.parquet", schema) as file:
+
+        def flush() -> None:
+            if waiting:
+                names, rows = zip(*waiting, strict=True)
+                content = [pyarrow.array(names, pyarrow.string()), pyarrow.array(rows, ids)]
+                file.write_table(pyarrow.table(content, schema=schema))
+            waiting.clear()
+
+        def put(name: str, row: Ids) -> None:
+            waiting.append((name, row.astype(vocabulary.dtype)))
+            if len(waiting) == GROUP:
+                flush()
+
+        yield put
+        flush()
+
+
+class SequencesFile:
+    """A folder of sequences: iterates over (name, codes (T, M)); `vocabulary` encodes and decodes more of them."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / VOCABULARY).is_file():
+            raise UsageError(f"{quoted(folder)} holds no {VOCABULARY}; write the folder with `bridle sequences`.")
+        with self._one_line_errors():
+            self.record = SequencesRecord.model_validate_json((self.folder / VOCABULARY).read_bytes())
+        if self.record.format > FORMAT:
+            raise DataError(
+                f"{quoted(self.folder)} has format {self.record.format}, this bridle reads up to {FORMAT}; use a newer "
+                "bridle."
+            )
+        self.vocabulary = self.record.vocabulary
+
+    def __len__(self) -> int:
+        return self.record.files
+
+    def __iter__(self) -> Iterator[tuple[str, Array]]:
+        for name, ids in self.rows():
+            yield name, self.vocabulary.decode(ids)
+
+    def rows(self) -> Iterator[tuple[str, Ids]]:
+        """Name and ids of each file, bos and eos included."""
+        count = 0
+        with self._one_line_errors():
+            for row in self._stored():
+                ids = np.asarray(row["input_ids"], dtype=np.int64)
+                if ids.ndim != 1:
+                    raise ValueError("input_ids is no list of numbers")
+                yield str(row["file"]), ids
+                count += 1
+            if count != len(self):
+                raise ValueError(f"{count} sequences, but {VOCABULARY} says {len(self)}")
+
+    def blocks(self) -> Array:
+        """The packed blocks (n, context), mapped and not read."""
+        if not (self.folder / BLOCKS).is_file():
+            raise UsageError(f"{quoted(self.folder)} has no packed blocks; write it with --context N.")
+        with self._one_line_errors():
+            found: Array = np.load(self.folder / BLOCKS, mmap_mode="r", allow_pickle=False)
+            if found.shape != (self.record.blocks, self.record.context):
+                raise ValueError(f"{BLOCKS} has not the size {VOCABULARY} says")
+        return found
+
+    def _stored(self) -> Iterator[Mapping[str, Any]]:
+        if (self.folder / "sequences.parquet").is_file():
+            WRITERS[".parquet"].require_installed()
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(self.folder / "sequences.parquet") as file:
+                for batch in file.iter_batches(GROUP):
+                    yield from batch.to_pylist()
+            return
+        with (self.folder / "sequences.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+    @contextmanager
+    def _one_line_errors(self) -> Iterator[None]:
+        """Damage of any kind as one line."""
+        try:
+            yield
+        except DAMAGE as error:
+            raise DataError(
+                f"{quoted(self.folder)} is damaged, cut short, or not written by bridle ({type(error).__name__}: "
+                f"{quoted(error)}); write it again with `bridle sequences`."
+            ) from error
+
+
+def read_sequences(folder: str | Path) -> SequencesFile:
+    """What `bridle sequences` wrote: `for name, codes in bridle.read_sequences(folder)`."""
+    return SequencesFile(folder)

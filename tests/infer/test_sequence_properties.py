@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sequence_blocks import unpack
 
-from bridle.infer.sequences import SPECIAL, framed, make_vocabulary, packed, unpacked
+from bridle.infer.sequences import SPECIAL, framed, make_vocabulary, packed
 
 PATTERNS = st.sampled_from(["interleaved", "delayed", "stage1"])
 
@@ -44,7 +45,7 @@ def test_unpacking_undoes_packing(made: tuple[list[int], list[np.ndarray]], patt
     rows = [framed(vocabulary.encode(codes[:, : len(vocabulary.sizes)])) for codes in all_codes]
     blocks = list(packed(rows, context=context))
     assert all(len(block) == context for block in blocks)
-    again = list(unpacked(blocks))
+    again = list(unpack(blocks))
     assert len(again) == len(rows)
     assert all(np.array_equal(one, other) for one, other in zip(again, rows, strict=True))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from sequence_blocks import unpack
 
 import bridle
 from bridle.errors import DataError, UsageError
-from bridle.infer.sequence_files import write_sequences
-from bridle.infer.sequences import make_vocabulary, unpacked
+from bridle.infer.sequences import make_vocabulary, write_sequences
 
 CODES = np.array([[1, 2, 0], [3, 4, 1]], dtype=np.uint8)  # 2 tokens, 3 stages of 4, 5 and 2 codes
 SIZES = [4, 5, 2]
@@ -62,7 +62,7 @@ def test_ids_in_wrong_places_are_refused(pattern: str, ids: list[int], problem: 
 @pytest.mark.parametrize("pattern", ["interleaved", "delayed", "stage1"])
 def test_a_folder_gives_back_the_codes(codes: Path, tmp_path: Path, pattern: str, form: str) -> None:
     out = tmp_path / "sequences"
-    written = write_sequences([codes], out, pattern=pattern, context=8, form=form)
+    written = write_sequences([codes], out, pattern=pattern, context=8, file_format=form)
     stored = bridle.read_sequences(out)
     stages = 1 if pattern == "stage1" else 3
     found = dict(stored)
@@ -73,7 +73,7 @@ def test_a_folder_gives_back_the_codes(codes: Path, tmp_path: Path, pattern: str
     assert blocks.shape == (written.blocks, 8)
     assert blocks.dtype == np.uint16
     rows = [ids for _, ids in stored.rows()]
-    assert all(np.array_equal(one, other) for one, other in zip(unpacked(blocks), rows, strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(unpack(blocks), rows, strict=True))
     assert sum(map(len, rows)) == written.ids
 
 
@@ -81,10 +81,10 @@ def test_other_tools_read_the_files(codes: Path, tmp_path: Path) -> None:
     """Without a line of bridle: JSON lines, Parquet columns, numpy blocks."""
     import pyarrow.parquet
 
-    write_sequences([codes], tmp_path / "j", form="jsonl")
+    write_sequences([codes], tmp_path / "j", file_format="jsonl")
     rows = [json.loads(line) for line in (tmp_path / "j" / "sequences.jsonl").read_text().splitlines()]
     assert rows[0] == {"file": "a.wav", "input_ids": [1, 6, 11, 14, 8, 13, 15, 2]}
-    write_sequences([codes], tmp_path / "p", form="parquet", context=4)
+    write_sequences([codes], tmp_path / "p", file_format="parquet", context=4)
     table = pyarrow.parquet.read_table(tmp_path / "p" / "sequences.parquet").to_pydict()
     assert table["input_ids"] == [row["input_ids"] for row in rows]
     blocks = np.load(tmp_path / "p" / "blocks.npy", mmap_mode="r")
@@ -118,7 +118,7 @@ def test_what_exists_is_kept(codes: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected one of interleaved, delayed, stage1"):
         write_sequences([codes], tmp_path / "x", pattern="zigzag")
     with pytest.raises(UsageError, match="expected one of jsonl, parquet"):
-        write_sequences([codes], tmp_path / "x", form="csv")
+        write_sequences([codes], tmp_path / "x", file_format="csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["codes.safetensors", "mine", "sequences"]
 
 

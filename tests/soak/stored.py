@@ -29,7 +29,7 @@ from bridle.export.convert import convert_file
 from bridle.files import sha256_of, sha256_of_json
 from bridle.infer.model import Model
 from bridle.infer.read import read_codes
-from bridle.infer.sequence_files import read_sequences, write_sequences
+from bridle.infer.sequences import read_sequences, write_sequences
 from bridle.infer.write import Options, tokenize_inputs
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit, vit_shape
