@@ -57,13 +57,13 @@ def measure(file: Path, *, workers: int) -> dict[str, Any]:
 
 def child(file: Path, workers: int) -> None:
     from bridle.data.listing.manifest import read_manifest
-    from bridle.data.loading.worker_pool import in_order
+    from bridle.data.loading.worker_pool import map_in_order
 
     begin = time.process_time()
     found = read_manifest(file, base=None)
     seconds = time.process_time() - begin
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seen = list(in_order(partial(look, found), range(workers), workers=workers)) if workers else []
+    seen = list(map_in_order(partial(look, found), range(workers), workers=workers)) if workers else []
     print(json.dumps({"seconds": seconds, "peak": peak, "rows": len(found.train.paths), "workers": seen}))
 
 

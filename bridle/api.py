@@ -217,7 +217,8 @@ def _complete(config: Config, folder: Path, train: Callable[[], Source], progres
         return with_statistics(config, data.mean, data.std)
 
     def measured() -> list[list[float]]:
-        moments = measure(train(), seed=config.seed, grid=config.geometry.build().grid)
+        grid = config.geometry.build().grid
+        moments = measure(train(), seed=config.seed, workers=config.data.workers, grid=grid)
         std = data_std(moments, modality_of(config))
         progress.note(
             f"normalisation measured on {moments.count} samples: mean {[round(m, 4) for m in moments.mean]}, "

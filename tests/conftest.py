@@ -55,6 +55,13 @@ def benchmark_script() -> Callable[[str], Any]:
     return load
 
 
+@pytest.fixture(params=["fork", "spawn"])
+def start_method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Data workers start this way during the test, which runs once for each."""
+    monkeypatch.setenv("BRIDLE_START_METHOD", request.param)
+    return str(request.param)
+
+
 @pytest.fixture
 def small() -> Callable[..., Config]:
     """small("key=value", …, recipe=…): a config of the embedded digits that trains in about a second."""

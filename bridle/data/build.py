@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridle.config import Config
 from bridle.data.listing.layouts import find_data
-from bridle.data.loading.loader import load_sound
+from bridle.data.loading.loader import load_checked, reads_files
 from bridle.data.modality import modality_of
 from bridle.data.sources import Reader, Source, Splits
 from bridle.errors import ConfigError, DataError, UsageError
@@ -50,9 +50,9 @@ def open_reader(config: Config) -> Reader:
 
 def is_labelled(source: Source) -> bool:
     """Does every sample have a label, as far as can be told without reading them all?"""
-    if source.labels is not None:
-        return True
+    if source.labels is not None or reads_files(source):  # a file itself has no label
+        return source.labels is not None
     try:
-        return load_sound(source, 0, None).label is not None
+        return load_checked(source, 0, None).label is not None
     except DataError:
         return False

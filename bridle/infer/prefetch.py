@@ -8,14 +8,14 @@ pieces, whatever lies in the files.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from itertools import count
 from typing import NamedTuple
 
 import torch
 
 from bridle.data.loading import watchdog
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.sources import Reader, Window
 from bridle.errors import DataError, quoted
 from bridle.infer.inputs import Item
@@ -79,7 +79,7 @@ def _stream(reading: Reading, workers: int) -> Generator[Event, None, None]:
         for piece in count():
             yield Call(piece, reached)
 
-    for events in in_order(reading, calls(), workers=min(workers, 1)):
+    for events in map_in_order(reading, calls(), workers=min(workers, 1), records=(Placed, Ended, Window)):
         if not events:
             return
         reached = _after(events, reached)
@@ -101,15 +101,21 @@ class Reading:
         self.limit = PIECE_BYTES if ahead else 1  # without a worker nothing is gained by reading more than is needed
         self.events: Iterator[Event] | None = None
         self.pieces = 0  # told so far
-        self.file = watchdog.NOTHING  # that a stream has opened and not finished
+        self.open_file = watchdog.NONE, watchdog.NONE  # key and timeout of the file that the last piece ended in
 
     def __call__(self, call: Call) -> list[Event]:
-        with self._in_hand():
+        if watchdog.slot is not None:
+            watchdog.slot.write(*self.open_file)
+        try:
             if self.events is None or self.pieces > call.piece:
                 self.events, self.pieces = self._from(call.reached), call.reached.pieces
             while self.pieces < call.piece:
                 self._piece(self.events)
             return self._piece(self.events)
+        finally:
+            if watchdog.slot is not None:  # a file that stays open must not time out before the next piece is asked for
+                self.open_file = watchdog.slot.key, watchdog.slot.timeout
+                watchdog.slot.write(watchdog.NONE, watchdog.NONE)
 
     def _piece(self, events: Iterator[Event]) -> list[Event]:
         piece: list[Event] = []
@@ -131,19 +137,6 @@ class Reading:
                     continue
                 yield event
             skip = 0
-
-    @contextmanager
-    def _in_hand(self) -> Iterator[None]:
-        """A file that stays open between two pieces is not at fault for the time until the next one is asked for."""
-        slot = watchdog.at_hand
-        if slot is None:
-            yield
-            return
-        if self.file != watchdog.NOTHING:
-            slot.note(self.file, watchdog.deadline())
-        yield
-        self.file = slot.key
-        slot.note(watchdog.NOTHING, watchdog.NOTHING)
 
 
 def events_of_item(item: Item, number: int, reader: Reader) -> Iterator[Event]:

@@ -20,10 +20,11 @@ from torch import Tensor
 from bridle.config import Config, read_config
 from bridle.config.schema import AugmentConfig
 from bridle.data.build import open_data
-from bridle.data.loading.loader import load_sound, moments_tensors, normalise, stack_valid
+from bridle.data.loading.loader import load_samples, moments_tensors, normalise, stack_valid
 from bridle.data.loading.order import Order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import modality_of
-from bridle.data.sources import Audible, Sample, Source
+from bridle.data.sources import Audible, Sample, Sound, Source
 from bridle.errors import BridleError, CheckpointError, DataError, UsageError
 from bridle.models.build import Nets
 from bridle.nn.pooling import mean_pool
@@ -127,11 +128,10 @@ def look(config: Config, nets: Nets, source: Source) -> Pool:
 def _readable(config: Config, source: Source) -> Iterator[tuple[int, Sample]]:
     fewest, most = POOL
     wanted = min(len(source), max(fewest, min(most, POOL_VALUES // prod(config.geometry.build().shape))))
-    for index in Order(size=len(source), seed=config.seed, phase="report").at(range(wanted)).tolist():
-        try:
-            yield index, load_sound(source, index, None)
-        except DataError:
-            continue  # the quarantine list names files that cannot be read; here the others are shown
+    indices = Order(size=len(source), seed=config.seed, phase="report").at(range(wanted)).tolist()
+    for index, sample in zip(indices, load_samples(source, indices, workers=config.data.workers), strict=True):
+        if isinstance(sample, Sample):  # the quarantine list names files that cannot be read
+            yield index, sample
 
 
 def stage_distances(nets: Nets, z_tilde: Tensor, codes: Tensor) -> Tensor:
@@ -161,14 +161,14 @@ class Gallerist:
 
     def maps(self) -> list[TokenMap]:
         """The first samples of different labels, each with one tinted picture per stage."""
-        found = []
-        for n in self._varied(MAPS):
+        found, chosen = [], self._varied(MAPS)
+        for n, sound in zip(chosen, self._sounds(chosen), strict=True):
             valid = None if self.pool.valid is None else self.pool.valid[n]
             tinted = [
                 self.canvas.tint(self.pictures[n], colors[self.pool.codes[n, :, m].numpy()], valid)
                 for m, colors in enumerate(self.colors)
             ]
-            shown = self._shown(n, size=MAP_SIZE, sound=True)
+            shown = self._shown(n, size=MAP_SIZE)._replace(sound=sound)
             found.append(TokenMap(shown, [data_uri(picture, longest=MAP_SIZE) for picture in tinted]))
         return found
 
@@ -203,14 +203,18 @@ class Gallerist:
         rest = [n for n in range(len(self.labels)) if n not in set(first)]
         return [*sorted(first), *rest][:count]
 
-    def _shown(self, n: int, *, size: int = THUMBNAIL, sound: bool = False) -> Shown:
+    def _sounds(self, chosen: list[int]) -> list[str]:
+        """What can be heard of some samples; files are decoded by a worker."""
+        source = self.source
+        if not isinstance(source, Audible):
+            return [""] * len(chosen)
+        sounds = map_in_order(source.listen, [self.pool.indices[n] for n in chosen], workers=1, records=(Sound,))
+        return [sound_uri(wave, rate=rate, limit=SOUND_BYTES) for wave, rate in sounds]
+
+    def _shown(self, n: int, *, size: int = THUMBNAIL) -> Shown:
         index = self.pool.indices[n]
-        heard = ""
-        if sound and isinstance(self.source, Audible):
-            wave, rate = self.source.listen(index)
-            heard = sound_uri(wave, rate=rate, limit=SOUND_BYTES)
         name = self.source.describe(index).removeprefix(self.prefix)
-        return Shown(name, self.labels[n], data_uri(self.pictures[n], longest=size), heard)
+        return Shown(name, self.labels[n], data_uri(self.pictures[n], longest=size))
 
     def _strips(self, m: int) -> list[CodeStrip]:
         real = torch.ones(self.pool.codes.shape[:2], dtype=torch.bool) if self.pool.valid is None else self.pool.valid

@@ -6,15 +6,17 @@ indexed is named with the reason, in place of a picture.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import modality_of
-from bridle.data.sources import Reader
+from bridle.data.sources import Reader, Sound
 from bridle.errors import DataError
 from bridle.geometry import Geometry
 from bridle.infer.inputs import Item
@@ -30,10 +32,11 @@ SOUND_BYTES, SOUND_SECONDS = 200_000, 20.0  # the shorter of the two; 6 s at 16 
 
 
 class Seen(NamedTuple):
-    """The first window of a file, or why there is none."""
+    """The first window of a file and its sound, or why there is none."""
 
     x: Tensor | None
     problem: str = ""
+    sound: Sound | None = None
 
 
 class Answer(NamedTuple):
@@ -48,7 +51,8 @@ class Answer(NamedTuple):
 def write_page(index: Index, found: Sequence[Found], path: Path) -> Path:
     """Write the page about some queries, all of it or nothing."""
     sight = Sight(index.model)
-    answers = [_answer(sight, one, _labels(index, one.query)) for one in found]
+    seen = map_in_order(sight.look, [item for one in found for item in _items(one)], workers=1, records=(Seen, Sound))
+    answers = [_answer(sight, one, _labels(index, one.query), seen) for one in found]
     intro = f"{len(index):,} files searched with the model of run {index.model.config.name}."
     shown = {
         "title": "Similar files",
@@ -66,9 +70,14 @@ def _labels(index: Index, query: Path) -> tuple[str, ...]:
     return next((entry.labels for entry in index.items if entry.is_file(query)), ())
 
 
-def _answer(sight: Sight, found: Found, labels: tuple[str, ...]) -> Answer:
-    items = [Item(found.query), *(hit.entry.item for hit in found.hits)]
-    seen = [sight.look(item) for item in items]
+def _items(found: Found) -> list[Item]:
+    """The query and its hits."""
+    return [Item(found.query), *(hit.entry.item for hit in found.hits)]
+
+
+def _answer(sight: Sight, found: Found, labels: tuple[str, ...], looks: Iterator[Seen]) -> Answer:
+    items = _items(found)
+    seen = list(islice(looks, len(items)))
     shown = sight.draw(items, seen)
     own = ", ".join(labels)
     hits = [
@@ -87,20 +96,21 @@ class Sight:
 
     def __init__(self, model: Model) -> None:
         self.reader: Reader = model.reader
-        self.config, self.modality = model.config, modality_of(model.config)
+        self.config, modality = model.config, modality_of(model.config)
         self.geometry = model.geometry
-        if self.modality.open_preview is not None:  # in colour, and larger than a small model sees them
+        if modality.open_preview is not None:  # in colour, and larger than a small model sees them
             size = (THUMBNAIL, THUMBNAIL)
             self.geometry = Geometry(channels=3, input=size, patch=size)
-            self.reader = self.modality.open_preview(self.geometry)
-        self.kind = self.modality.drawing_of(self.geometry)
+            self.reader = modality.open_preview(self.geometry)
+        self.kind = modality.drawing_of(self.geometry)
         self.is_crisp = self.kind == "picture" and min(self.geometry.input) <= CRISP
         long_enough = self.kind == "spectrogram" and model.geometry.input[0] > 128
         self.is_wide = self.kind in ("line", "frames") or long_enough
 
     def look(self, item: Item) -> Seen:
+        """Decode a file, in a worker."""
         try:
-            return Seen(next(item.windows(self.reader)).x)
+            return Seen(next(item.windows(self.reader)).x, sound=self._sound(item))
         except (DataError, OSError, StopIteration) as error:
             return Seen(None, f"{item.name}: {error}")
 
@@ -116,18 +126,18 @@ class Sight:
                 item.name,
                 "",
                 "" if one.x is None or canvas is None else data_uri(canvas.draw(one.x), longest=LONGEST),
-                "" if one.x is None else self._sound(item),
+                "" if one.sound is None else sound_uri(one.sound.wave, rate=one.sound.rate, limit=SOUND_BYTES),
             )
             for item, one in zip(items, seen, strict=True)
         ]
 
-    def _sound(self, item: Item) -> str:
-        if self.modality.read_sound is None:
-            return ""
+    def _sound(self, item: Item) -> Sound | None:
+        read_sound = modality_of(self.config).read_sound
+        if read_sound is None:
+            return None
         start, end = item.span
         seconds = SOUND_SECONDS if end is None else min(SOUND_SECONDS, end - start)
         try:
-            wave, rate = self.modality.read_sound(self.config, item.place, start, seconds)
+            return read_sound(self.config, item.place, start, seconds)
         except DataError:
-            return ""  # its picture is shown; only the player is missing
-        return sound_uri(wave, rate=rate, limit=SOUND_BYTES)
+            return None  # its picture is shown; only the player is missing

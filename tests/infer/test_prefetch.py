@@ -14,6 +14,7 @@ import torch
 from small_models import Plane, plane_model, signal_model, write_signal
 
 from bridle.data.loading import watchdog
+from bridle.data.loading.worker_process import start_context
 from bridle.data.sources import Window
 from bridle.errors import UsageError
 from bridle.infer import prefetch
@@ -54,8 +55,9 @@ def told(items: Items, reader: Numbers, workers: int) -> list[tuple[int, float |
     ]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_tell_the_same_in_the_same_order(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("workers", "method"), [(1, "fork"), (2, "fork"), (5, "fork"), (2, "spawn")])
+def test_workers_tell_the_same_in_the_same_order(workers: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_START_METHOD", method)
     monkeypatch.setattr(prefetch, "PIECE_BYTES", 3 * 64)  # three windows of 4×4 float32
     items = items_of(5, 1, 0, 7, 2)
     expected = [(i, None if w is None else float(w)) for i, n in enumerate((5, 1, 0, 7, 2)) for w in [*range(n), None]]
@@ -98,7 +100,7 @@ def test_workers_stay_a_few_pieces_ahead_of_a_long_file(tmp_path: Path, monkeypa
 
 
 def test_a_file_is_not_late_while_nobody_asks_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "at_hand", watchdog.Slot())
+    monkeypatch.setattr(watchdog, "slot", watchdog.Slot(start_context()))
 
     class Watched(Numbers):
         def windows(self, path: Path) -> Iterator[Window]:
@@ -107,12 +109,12 @@ def test_a_file_is_not_late_while_nobody_asks_for_more(monkeypatch: pytest.Monke
 
     reading = Reading(items_of(9), Watched(), 0, 1, ahead=False)
     reading(Call(0, Reached()))
-    assert watchdog.at_hand is not None
-    assert (watchdog.at_hand.key, watchdog.at_hand.deadline) == (watchdog.NOTHING, watchdog.NOTHING)
-    assert reading.file == watchdog.key_of(Path("9.wav"))
+    assert watchdog.slot is not None
+    assert (watchdog.slot.key, watchdog.slot.timeout) == (watchdog.NONE, watchdog.NONE)
+    assert reading.open_file == (watchdog.key_of(Path("9.wav")), 120 * 10**9)
     while reading(Call(reading.pieces, Reached())):
         pass
-    assert reading.file == watchdog.NOTHING
+    assert reading.open_file == (watchdog.NONE, watchdog.NONE)
 
 
 def test_rows_of_files_are_the_same_bit_for_bit_with_workers(tmp_path: Path) -> None:

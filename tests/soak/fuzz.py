@@ -23,7 +23,7 @@ from forked import SERVER
 
 from bridle.config import load_config, read_config, recipe_names
 from bridle.data.loading import watchdog
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.errors import BridleError
 from soak.specimens import SLOW, Specimen
 from soak.specimens import SPECIMENS as MEDIA
@@ -57,14 +57,14 @@ class Outcome(NamedTuple):
 def fuzz(kind: str, count: int, *, workers: int = 2, first: int = 0) -> Outcome:
     """Try `count` mutations of a kind of file, or of configs (kind "config"), or of overrides (kind "override")."""
     with tempfile.TemporaryDirectory() as folder:
-        before, watchdog.PATIENCE = watchdog.PATIENCE, SLOW + 1
+        before, watchdog.limits = watchdog.limits, watchdog.limits._replace(timeout=SLOW + 1)
         if kind in SPECIMENS:
             good_files(kind)  # made once, before the workers are forked
         try:
-            trials = in_order(partial(trial, kind, folder), range(first, first + count), workers=workers)
+            trials = map_in_order(partial(trial, kind, folder), range(first, first + count), workers=workers)
             return Outcome(kind, Counter(trials))
         finally:
-            watchdog.PATIENCE = before
+            watchdog.limits = before
 
 
 def fuzz_apart(kind: str, count: int, *, first: int, told: Path) -> Outcome:
@@ -102,7 +102,7 @@ def trial(kind: str, folder: str, seed: int) -> str:
             attempt()
         said = "used"
     except BridleError as error:
-        said = "contained" if "made its decoder crash" in str(error) or "was given up" in str(error) else "refused"
+        said = "contained" if "made its decoder crash" in str(error) or "timed out" in str(error) else "refused"
     except Exception as error:
         said = f"{type(error).__name__}: {str(error)[:80]} (seed {seed})"
     slow = time.monotonic() - began > SLOW

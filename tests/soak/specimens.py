@@ -24,7 +24,7 @@ from bridle.data.image.source import read_image
 from bridle.data.listing.audioset import CLASSES, find_audioset
 from bridle.data.listing.manifest import read_manifest
 from bridle.data.listing.table import DataListing
-from bridle.data.loading.loader import load_sound
+from bridle.data.loading.loader import load_checked
 from bridle.data.video.source import Decoding
 from bridle.errors import DataError
 from bridle.geometry import Geometry
@@ -120,7 +120,7 @@ def read_tar(folder: Path) -> None:
     train = open_data(load_config("image", settings)).train
     for i in range(len(train)):
         try:
-            load_sound(train, i, None)
+            load_checked(train, i, None)
         except DataError:
             continue  # a sample that is quarantined
 

@@ -23,7 +23,6 @@ from bridle.data.listing.folders import Listing, printable
 from bridle.data.listing.table import WHOLE, DataListing, Span, span_text
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
 from bridle.data.loading.cache import ItemCache
-from bridle.data.loading.keeper import kept
 from bridle.data.shards.tar_member import Place
 from bridle.data.sources import Sample, Splits, Window, label_of
 from bridle.errors import ConfigError, DataError, UsageError, quoted
@@ -109,13 +108,11 @@ class Signals:
     def __len__(self) -> int:
         return len(self.paths)
 
-    @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
             return self._sample(index, lambda spare: spare // 2, None)
         return self._sample(index, lambda spare: int(torch.randint(spare + 1, (), generator=generator)), generator)
 
-    @kept
     def load_view(self, index: int, view: int) -> Sample:
         if self.views == 1:
             return self._sample(index, lambda spare: spare // 2, None)

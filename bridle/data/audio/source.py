@@ -27,7 +27,6 @@ from bridle.data.listing.folders import Listing, printable
 from bridle.data.listing.table import WHOLE, DataListing, span_text
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
 from bridle.data.loading.cache import ItemCache
-from bridle.data.loading.keeper import kept
 from bridle.data.shards.tar_member import Place as FilePlace
 from bridle.data.sources import Sample, Sound, Splits, Window, class_shares, label_of
 from bridle.errors import ConfigError, DataError, quoted
@@ -77,7 +76,6 @@ class Recordings:
     def __len__(self) -> int:
         return len(self.paths)
 
-    @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None or not self.augment.enabled:
             return self._sample(index, self._features(index, centre))
@@ -88,12 +86,10 @@ class Recordings:
             features = self._features(index, place)
         return self._sample(index, self._striped(features, generator))
 
-    @kept
     def load_view(self, index: int, view: int) -> Sample:
         place = centre if self.views == 1 else partial(spread_place, view=view, views=self.views)
         return self._sample(index, self._features(index, place))
 
-    @kept
     def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
         """share·item + (1 − share)·other as waveforms, augmented; a shorter one ends in silence."""
         own, partner = (self._wave(i, random_place(generator), generator) for i in (index, other))

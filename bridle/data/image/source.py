@@ -28,7 +28,6 @@ from bridle.data.listing.folders import printable
 from bridle.data.listing.table import DataListing
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
-from bridle.data.loading.keeper import kept
 from bridle.data.loading.watchdog import watched
 from bridle.data.shards.tar_member import Place
 from bridle.data.sources import Labels, Sample, Splits, Window, class_shares
@@ -85,7 +84,6 @@ class Images:
     def __len__(self) -> int:
         return len(self.paths)
 
-    @kept
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
             return Sample(x=self._part(index, partial(centre_box, size=self.size)), label=self._label(index))

@@ -24,7 +24,7 @@ from bridle.data.listing.folders import PathList, printable, walk
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.manifest import manifest_rows
 from bridle.data.loading.watchdog import watched
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import (
     Modality,
     all_extensions,
@@ -99,7 +99,8 @@ def check_folder(
     look = partial(inspect_at, paths, wanted or commonest_modality(paths), wanted, CheckOptions(shortest, frames))
     tally = Tally(paths)
     with rows_to(out) as write:
-        for index, facts in enumerate(in_order(look, range(len(paths)), workers=max(1, workers))):
+        found = map_in_order(look, range(len(paths)), workers=max(1, workers), records=(Facts, Finding))
+        for index, facts in enumerate(found):
             for finding in tally.add(index, facts):
                 write(row(paths[index], finding))
             if tell is not None:

@@ -22,7 +22,7 @@ from bridle.data.listing.folders import existing_folder, walk
 from bridle.data.listing.layouts import tell_layout
 from bridle.data.loading.loader import Moments, measure
 from bridle.data.loading.order import Order
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import Modality, all_extensions, file_modalities, find_modality, modality_of, modality_of_file
 from bridle.data.shards.reader import first_names
 from bridle.data.sources import Labels, Measured, Source
@@ -138,7 +138,7 @@ def measure_lengths(source: Source, *, limit: int, workers: int) -> Lengths | No
     if not isinstance(source, Measured):
         return None
     chosen = Order(size=len(source), seed=0, phase="measure").at(range(min(limit, len(source)))).tolist()
-    found = [length for length in in_order(source.seconds, chosen, workers=workers) if length is not None]
+    found = [length for length in map_in_order(source.seconds, chosen, workers=workers) if length is not None]
     if not found:
         return None
     lengths = lengths_of(np.array(found))

@@ -9,8 +9,10 @@ Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -18,13 +20,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from bridle import failpoints
-from bridle.data.loading.keeper import at_arms_length
+from bridle import distributed, failpoints
 from bridle.data.loading.order import Order
 from bridle.data.loading.watchdog import watched
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.sources import Sample, Source, class_shares
-from bridle.errors import BridleError, DataError, UsageError
+from bridle.errors import DataError, UsageError
 from bridle.seeding import generator, mix
 
 ATTEMPTS = 20  # replacements tried for one bad sample; with half of all files bad, one row in a million fails
@@ -74,8 +75,11 @@ class SampleOrder(Protocol):
     def at(self, positions: ArrayLike) -> NDArray[np.int64]: ...
 
 
-class Maker:
-    """Turns draws into batches; a pure function that workers hold a copy of."""
+class BatchMaker:
+    """Turns draws into batches; a pure function that workers hold a copy of.
+
+    A sample that cannot be used is replaced by another one that only the seed decides; with `strict` it raises.
+    """
 
     def __init__(
         self,
@@ -92,48 +96,44 @@ class Maker:
         self.mean, self.std = mean, std
         self.order, self.strict = order, strict
 
-    def __call__(self, draw: Draw) -> Batch | BridleError:
-        """The batch, or the error that ended it (returned, because an error raised in a worker loses its form)."""
-        try:
-            return self._batch(draw)
-        except BridleError as error:
-            return error
-
-    def _batch(self, draw: Draw) -> Batch:
+    def __call__(self, draw: Draw) -> Batch:
         positions = list(draw.positions)
         drawn = positions if self.order is None else self.order.at(positions).tolist()
-        bad: dict[int, BadSample] = {}
-        found = [self._sound(index, at, draw, bad) for index, at in zip(drawn, positions, strict=True)]
-        samples = [sample for _, sample in found]
+        samples, shown, bad = list[Sample](), list[int](), dict[int, BadSample]()
+        for position, first in zip(positions, drawn, strict=True):
+            index = first
+            for attempt in range(1, ATTEMPTS + 1):
+                randomness = generator(self.seed, self.phase, draw.step, "augment", position) if draw.augment else None
+                try:
+                    sample = load_checked(self.source, index, randomness)
+                    if not self.strict and is_constant(sample) and is_blank(self.source, index):
+                        raise DataError(f"{self.source.describe(index)} holds the same value everywhere.")
+                    break
+                except DataError as error:
+                    if self.strict:
+                        raise
+                    bad.setdefault(index, BadSample(index, self.source.describe(index), str(error)))
+                index = mix(self.seed, "replace", index, attempt) % len(self.source)
+            else:
+                raise too_many_bad(next(reversed(bad.values())))
+            samples.append(sample)
+            shown.append(index)
         x = torch.stack([sample.x for sample in samples])  # (B, C, *input)
         return Batch(
             x=normalise(x, mean=self.mean, std=self.std),
-            index=torch.tensor([index for index, _ in found], dtype=torch.int64),
+            index=torch.tensor(shown, dtype=torch.int64),
             label=stack_labels(samples),
             valid=stack_valid(samples),
             bad=tuple(bad.values()),
             rows=draw.rows,
         )
 
-    def _sound(self, index: int, position: int, draw: Draw, bad: dict[int, BadSample]) -> tuple[int, Sample]:
-        """Sample `index`, or the first sound one of its replacements, with the index that was used."""
-        for attempt in range(1, ATTEMPTS + 1):
-            randomness = generator(self.seed, self.phase, draw.step, "augment", position) if draw.augment else None
-            try:
-                sample = load_sound(self.source, index, randomness)
-                if not self.strict and is_constant(sample) and is_blank(self.source, index):
-                    raise DataError(f"{self.source.describe(index)} holds the same value everywhere.")
-                return index, sample
-            except DataError as error:
-                if self.strict:
-                    raise
-                bad.setdefault(index, BadSample(index, self.source.describe(index), str(error)))
-            index = mix(self.seed, "replace", index, attempt) % len(self.source)
-        last = next(reversed(bad.values()))
-        raise DataError(
-            f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
-            "Mend or remove such files, or point data.root elsewhere."
-        )
+
+def too_many_bad(last: BadSample) -> DataError:
+    return DataError(
+        f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
+        "Mend or remove such files, or point data.root elsewhere."
+    )
 
 
 class Loader:
@@ -165,7 +165,7 @@ class Loader:
         self.repeats = repeats
         self.micro_batch = min(micro_batch or batch, batch // world_size)
         mean, std = moments_tensors(mean, std)
-        self.maker = Maker(
+        self.maker = BatchMaker(
             source=source,
             seed=seed,
             phase=phase,
@@ -184,7 +184,7 @@ class Loader:
         draws = (draw for turn in turns for draw in self.draws(turn))
         batches = made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
         for turn in turns:
-            found = [next(batches) for _ in self.draws(turn)]
+            found = list(islice(batches, len(self.draws(turn))))
             for _ in range(max(start, turn * self.repeats), min(stop, (turn + 1) * self.repeats)):
                 yield found
 
@@ -226,7 +226,7 @@ def sequential(
     Of several ranks each gets whole batches, so that ranks in order, their rows joined, are the samples in order.
     """
     means, stds = moments_tensors(mean, std)
-    maker = Maker(source=source, seed=0, phase="sequential", mean=means, std=stds, order=None, strict=True)
+    maker = BatchMaker(source=source, seed=0, phase="sequential", mean=means, std=stds, order=None, strict=True)
     every = cuts(0, len(source), batch)
     begin, end = (len(every) * r // world_size for r in (rank, rank + 1))
     draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in every[begin:end])
@@ -251,7 +251,10 @@ def measure(
     chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
     count, n, reason = 0, 0, ""
     mean = squares = torch.zeros((), dtype=torch.float64)
-    for done, found in enumerate(in_order(partial(spread, source, grid), chosen, workers=workers), start=1):
+    if workers == 0:
+        note_unprotected(source)
+    spreads = map_in_order(partial(spread, source, grid), chosen, workers=workers, records=(Spread,))
+    for done, found in enumerate(spreads, start=1):
         if tell is not None:
             tell(done, len(chosen))
         if isinstance(found, DataError):
@@ -285,7 +288,7 @@ class Spread(NamedTuple):
 def spread(source: Source, grid: Sequence[int] | None, index: int) -> Spread | DataError:
     """The moments of sample `index`, or why it cannot be used."""
     try:
-        sample = load_sound(source, index, None)
+        sample = load_checked(source, index, None)
     except DataError as error:
         return error
     x = sample.x.flatten(1).double()  # (C, values)
@@ -303,12 +306,26 @@ def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tens
     return real.flatten()
 
 
-def made(maker: Maker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Iterator[Batch]:
-    """The batches of the draws, in order; an error that ended one is raised here, in the main process."""
-    for result in in_order(maker, draws, workers=workers, pin_memory=pin_memory):
-        if isinstance(result, BridleError):
-            raise result
-        yield result
+def made(maker: BatchMaker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Generator[Batch, None, None]:
+    """The batches of the draws, in order."""
+    if workers == 0:
+        note_unprotected(maker.source)
+    return map_in_order(maker, draws, workers=workers, records=(Batch, BadSample), pin_memory=pin_memory)
+
+
+def note_unprotected(source: Source) -> None:
+    """Say, once in a process, that files are decoded in it."""
+    global noted  # noqa: PLW0603 - once
+    if noted or not reads_files(source) or distributed.rank():
+        return
+    noted = True
+    sys.stderr.write(
+        "data.workers=0: files are decoded in this process; one that makes its decoder crash or hang ends the run. "
+        "With data.workers=1 it is left out and listed.\n"
+    )
+
+
+noted = False
 
 
 def require_even_shares(batch: int, world_size: int, *, key: str = "the batch") -> None:
@@ -325,11 +342,11 @@ def cuts(start: int, stop: int, size: int) -> list[slice]:
     return [slice(at, min(at + size, stop)) for at in range(start, stop, size)]
 
 
-def load_sound(source: Source, index: int, randomness: torch.Generator | None) -> Sample:
+def load_checked(source: Source, index: int, randomness: torch.Generator | None) -> Sample:
     """Sample `index`; DataError if it cannot be read or holds a number that is not finite."""
     name = source.describe(index)
     try:
-        with watched(name), at_arms_length():
+        with watched(name):
             failpoints.hit("sample.load")
             sample = source.load(index, randomness)
     except OSError as error:
@@ -339,8 +356,21 @@ def load_sound(source: Source, index: int, randomness: torch.Generator | None) -
             raise
         raise DataError(f"{name} cannot be read: it needs more memory than a file may take.") from error
     if not torch.isfinite(sample.x).all():
-        raise DataError(f"{source.describe(index)} holds numbers that are not finite (NaN or infinity).")
+        raise DataError(f"{name} holds numbers that are not finite (NaN or infinity).")
     return sample
+
+
+def load_samples(source: Source, indices: Sequence[int], *, workers: int) -> Iterator[Sample | DataError]:
+    """Samples, un-augmented, or why one cannot be used; files are decoded by at least one worker."""
+    workers = max(1, workers) if reads_files(source) else 0
+    return map_in_order(partial(sample_or_error, source), indices, workers=workers, records=(Sample,))
+
+
+def sample_or_error(source: Source, index: int) -> Sample | DataError:
+    try:
+        return load_checked(source, index, None)
+    except DataError as error:
+        return error
 
 
 def is_constant(sample: Sample) -> bool:
@@ -352,12 +382,17 @@ def is_constant(sample: Sample) -> bool:
 def is_blank(source: Source, index: int) -> bool:
     """Is there nothing in a file's sample, although it can be read? A random cut may show an empty part of a good file,
     so that the un-augmented sample decides. What does not come from files is its owner's business."""
+    return reads_files(source) and is_constant(load_checked(source, index, None))
+
+
+def reads_files(source: Source) -> bool:
+    """Does a source, or the one it is a part or view of, decode files?"""
     owner: Any = source
     while not getattr(owner, "from_files", False):
         if not hasattr(owner, "source"):
             return False
         owner = owner.source
-    return is_constant(load_sound(source, index, None))
+    return True
 
 
 def normalise(x: Tensor, *, mean: Tensor, std: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.loading.augment import draw_share
-from bridle.data.loading.loader import load_sound
+from bridle.data.loading.loader import load_checked
 from bridle.data.sources import Labels, Sample, Source, Viewed, class_shares
 from bridle.errors import DataError, UsageError
 
@@ -89,7 +89,7 @@ class Mixed:
                 return self.source.load(index, generator)
         sample = self.source.load(index, generator)
         try:
-            partner = load_sound(self.source, plan.partner, generator)
+            partner = load_checked(self.source, plan.partner, generator)
         except DataError:
             return sample
         return self._mix(sample, partner, plan, generator)

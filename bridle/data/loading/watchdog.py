@@ -1,136 +1,142 @@
-"""What a process that loads data has in hand, known to the process that watches it.
+"""Which file a worker decodes and until when, so that its parent can end it in time and block the file.
 
-    loading process     with watched("dog.wav"): decode …      notes the file and a deadline in shared memory
-    watching process    the other one died or is late           blame(slot.key, …): which file, how often
+    worker    with watched("dog.wav"): decode …      writes the file's key and deadline into shared memory
+    parent    the worker died, or slot.is_late        blame(slot, …): retry the file once, then block it
 
-Decoders are libraries in C: on a damaged file they may crash, hang or ask for any amount of memory. A file that was in
-hand when its process died is tried once more, because something else may have killed the process; the second time, or
-when it took too long, it is condemned, and `watched` refuses it in this process and in those it starts later.
+Decoders are C libraries: on a damaged file they may crash, hang or ask for any amount of memory. A file that a worker
+was decoding when it died is tried once more, because something else may have killed the worker. The second time, or
+when it timed out, it goes on the blocklist, and `watched` raises DataError for it in this process and its workers.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import NamedTuple
 
 from bridle.errors import DataError, quoted
 
-PATIENCE = 120.0  # seconds for one file, or for a block of a long one
-GRACE = 2.0  # seconds more: whoever stops a run (Ctrl-Z, a scheduler) stops its loading processes, not the clock
-MEMORY = 4 * 2**30  # bytes one file may take beyond what its process holds already
-TRIES = 2  # deaths with the same file in hand that condemn it
-NOTHING = 0
+GRACE = 2.0  # seconds after the deadline: whoever pauses a run (Ctrl-Z, a scheduler) pauses workers, not the clock
+TRIES = 2  # crashes that block a file
+NONE = 0  # no file, no deadline
 
-condemned: dict[int, str] = {}  # why, by the file's key; the end of a sentence that begins with its name
-strikes: Counter[int] = Counter()
+
+class Limits(NamedTuple):
+    """What one file may take."""
+
+    timeout: float = 120.0  # seconds for a file, or for a block of a long one
+    memory: int = 4 * 2**30  # bytes beyond what its worker holds already
+
+
+limits = Limits()
+blocklist: dict[int, str] = {}  # reason by key of the file; the end of a sentence that begins with its name
+crashes: Counter[int] = Counter()  # by key
 
 
 class Slot:
-    """Shared by a loading process and its watcher: the key of the file in hand, and when it must be done."""
+    """Shared by a worker and its parent: key of the file that is decoded, its deadline and timeout (nanoseconds)."""
 
-    def __init__(self) -> None:
-        self.cells = memoryview(mmap.mmap(-1, 16)).cast("q")  # key, nanoseconds of the monotonic clock; 0 is none
-        self.seen_late = NOTHING, NOTHING  # a deadline that has passed, and when the watcher first saw that
+    def __init__(self, context: BaseContext) -> None:
+        self.cells = context.RawArray("q", 3)
+        self.seen_late = NONE, NONE  # a deadline that has passed, and when the parent first saw that
 
-    def note(self, key: int, deadline: int) -> None:
-        self.cells[0], self.cells[1] = key, deadline
+    def write(self, key: int, timeout: int) -> None:
+        """Start the clock for a file; without a timeout no clock runs."""
+        self.cells[0], self.cells[2] = key, timeout
+        self.cells[1] = time.monotonic_ns() + timeout if timeout else NONE
 
     @property
     def key(self) -> int:
-        return self.cells[0]
+        return int(self.cells[0])
 
     @property
-    def deadline(self) -> int:
-        return self.cells[1]
+    def timeout(self) -> int:
+        return int(self.cells[2])
 
     @property
-    def late(self) -> bool:
-        now, deadline = time.monotonic_ns(), self.deadline
-        if deadline == NOTHING or now <= deadline:
+    def is_late(self) -> bool:
+        now, deadline = time.monotonic_ns(), self.cells[1]
+        if deadline == NONE or now <= deadline:
             return False
         if self.seen_late[0] != deadline:
             self.seen_late = deadline, now
         return now - self.seen_late[1] > GRACE * 1e9
 
 
-at_hand: Slot | None = None  # of this process, if it is one that is watched
+slot: Slot | None = None  # of this process, if it is a worker
 
 
 @contextmanager
-def watched(name: object, *, limited: bool = True) -> Iterator[None]:
-    """Have a file (or a sample) in hand inside the block, by its name; DataError if it is condemned.
+def watched(name: object, *, timeout: float | None = None) -> Iterator[None]:
+    """Decode a file (or load a sample) inside the block; DataError if it is on the blocklist.
 
-    It must be done after PATIENCE seconds, or `renew` the time whenever it has got on. Not `limited`: the block has a
-    time limit of its own.
+    In a worker the block is limited in memory and must end within `timeout` seconds (`limits.timeout` without it), or
+    call `renew` whenever it has made progress. A block inside another one has a clock of its own.
     """
     key = key_of(name)
-    if key in condemned:
-        raise DataError(f"{quoted(name)} {condemned[key]}.")
-    if at_hand is None:
+    if key in blocklist:
+        raise DataError(f"{quoted(name)} {blocklist[key]}.")
+    if slot is None:
         yield
         return
-    before = at_hand.key, at_hand.deadline
-    at_hand.note(key, deadline() if limited else NOTHING)
+    before = slot.key, slot.timeout
+    slot.write(key, int((timeout or limits.timeout) * 1e9))
     try:
-        with bounded_memory() if before[0] == NOTHING else nullcontext():  # inside another block it is bounded already
+        with limited_memory() if before[0] == NONE else nullcontext():
             yield
     finally:
-        at_hand.note(*before)
+        slot.write(*before)
 
 
 def renew() -> None:
-    """The file at hand has got on, as long files do block by block."""
-    if at_hand is not None and at_hand.deadline != NOTHING:
-        at_hand.note(at_hand.key, deadline())
-
-
-def deadline() -> int:
-    return time.monotonic_ns() + int(PATIENCE * 1e9)
+    """Restart the clock of the file that is decoded, as long files do block by block."""
+    if slot is not None and slot.key != NONE:
+        slot.write(slot.key, slot.timeout)
 
 
 @contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Let allocations fail that one file has no right to."""
+def limited_memory() -> Iterator[None]:
+    """Make allocations fail that exceed what one file may take; does nothing where the system has no such limit."""
     try:
         import resource
 
         held = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (ImportError, OSError):  # not on every system
+    except (ImportError, OSError):
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (held + MEMORY, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    bounds = [bound for bound in (held + limits.memory, soft, hard) if bound != resource.RLIM_INFINITY]
+    resource.setrlimit(resource.RLIMIT_AS, (min(bounds), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def blame(key: int, *, exit_code: int | None, late: bool) -> None:
-    """A process ended with a file in hand: count it against the file, and condemn the file when that is enough."""
-    if key == NOTHING:
+def blame(key: int, *, exit_code: int | None, timed_out: float | None) -> None:
+    """A worker ended while it decoded a file: count that, and block the file when it is enough."""
+    if key == NONE:
         return
-    strikes[key] += 1
-    if late:
-        condemned[key] = f"was given up: it took longer than {PATIENCE:g} s to load"
-    elif strikes[key] >= TRIES:
-        condemned[key] = f"made its decoder crash {strikes[key]} times ({ending(exit_code)})"
+    crashes[key] += 1
+    if timed_out is not None:
+        blocklist[key] = f"timed out: it took longer than {timed_out:g} s to decode"
+    elif crashes[key] >= TRIES:
+        blocklist[key] = f"made its decoder crash {crashes[key]} times ({exit_reason(exit_code)})"
 
 
-def ending(exit_code: int | None) -> str:
+def exit_reason(exit_code: int | None) -> str:
     """How a process ended, in words."""
     if exit_code is None or exit_code >= 0:
         return f"exit code {exit_code}"
-    known = [known.name for known in signal.Signals if known == -exit_code]
-    return known[0] if known else f"signal {-exit_code}"
+    names = [known.name for known in signal.Signals if known == -exit_code]
+    return names[0] if names else f"signal {-exit_code}"
 
 
 def key_of(name: object) -> int:

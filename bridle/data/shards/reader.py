@@ -32,8 +32,8 @@ from bridle.data.listing.columns import Growing
 from bridle.data.listing.folders import Lazy, Listing, existing_folder
 from bridle.data.listing.table import SPILL_EVERY, DataListing, Rows
 from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index, state_of
-from bridle.data.loading.worker_pool import in_order
-from bridle.data.shards.scan import Contents, Label, scan_shard
+from bridle.data.loading.worker_pool import map_in_order
+from bridle.data.shards.scan import Contents, Label, ShardRow, ShardSample, scan_shard
 from bridle.data.shards.tar_member import Member, MemberList
 from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.files import sha256_of_json
@@ -226,7 +226,8 @@ def collect(
     workers: int,
 ) -> Collected:
     collected = Collected(split, folder, numbers)
-    results = in_order(partial(scan_shard, extensions=tuple(extensions)), shards, workers=workers)
+    scan = partial(scan_shard, extensions=tuple(extensions))
+    results = map_in_order(scan, shards, workers=workers, records=(Contents, ShardSample, ShardRow))
     for shard, contents in zip(shards, results, strict=True):
         if isinstance(contents, DataError):
             raise contents

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.data.listing.table_on_disk import FACTS, damage
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import all_extensions, file_modalities
 from bridle.data.shards.reader import INDEX, split_shards
 from bridle.data.shards.scan import scan_shard
@@ -54,7 +54,7 @@ def check_shards(root: Path, *, workers: int = 0, tell: Tell | None = None) -> S
     every = sorted({*names, *stated})
     faults: list[Fault] = []
     samples, notes = 0, list(files.notes)
-    looks = in_order(partial(look_at, root, stated), every, workers=workers)
+    looks = map_in_order(partial(look_at, root, stated), every, workers=workers, records=(Look,))
     for done, (name, look) in enumerate(zip(every, looks, strict=True), start=1):
         samples += look.samples
         notes += look.notes

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from bridle.data.listing.folders import Listing
 from bridle.data.listing.table import DataListing
 from bridle.data.listing.table_on_disk import FORMAT, build_at
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.shards.packing import Group, Packed, entry_bytes, pack, rows_of
 from bridle.data.shards.reader import INDEX, scan_shards, shards_key, split_shards
 from bridle.errors import DataError, UsageError, quoted
@@ -131,7 +131,7 @@ def write_shards(
         kept, done, total = 0, 0, sum(len(job.rows) for job in jobs)
         if tell is not None and total > 1:
             tell(1, total)  # the clock starts
-        for record in in_order(partial(write_one, shards, known), jobs, workers=workers):
+        for record in map_in_order(partial(write_one, shards, known), jobs, workers=workers, records=(Record,)):
             if isinstance(record, OSError):
                 raise record
             kept += known.get(record.name) == record

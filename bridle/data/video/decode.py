@@ -1,6 +1,6 @@
-"""Frames of video files, decoded by FFmpeg: the program that `contained` runs for `video`.
+"""Frames of video files, decoded by FFmpeg in this process; a damaged file may crash it, see `loading.watchdog`.
 
-Torch-free and without imports from bridle, see `serving`. Shapes: an answer is (frames, h, w, C) uint8, C 1 or 3.
+Shapes: pictures are (frames, h, w, C) uint8, C 1 or 3. A file that cannot be used raises ValueError or an error of av.
 
 Frames are counted in the order they are shown. Their number and times come from the packets of the file, which are
 read but not decoded; what a file says about its length is never believed. A clip is decoded from the last key frame
@@ -26,7 +26,6 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 Pictures = NDArray[np.uint8]
-Answer = tuple[dict[str, Any], Pictures]
 
 OPTIONS = {
     # By content, whatever the name: playlists and the like would open other files, or connections.
@@ -88,23 +87,27 @@ class Cut(NamedTuple):
 known: dict[tuple[str, int, int], Times] = {}
 
 
-def clip(path: str, *, channels: int, short_side: int, least: tuple[int, int], **cut: Any) -> Iterator[Answer]:
-    """Up to `length` frames, every `stride`-th, from `place` on; fewer where the file or span ends before the clip.
+class Clip(NamedTuple):
+    """Decoded frames."""
 
-    Without a length: all frames, but only the first one if there are more than `most`. Facts: `frames`, how many the
-    file or span holds.
+    frames: int  # that the file or span holds
+    pictures: Pictures
+
+
+def read_clip(path: str, cut: Cut, look: Look) -> Clip:
+    """Up to `cut.length` frames, every `cut.stride`-th, from `cut.place` on; fewer where the file or span ends before.
+
+    Without a length: all frames, but only the first one if there are more than `cut.most`.
     """
-    look, wanted = Look(channels, short_side, least), Cut(**cut)
     try:
-        answer = cut_clip(path, find_times(path), wanted, look)
+        return cut_clip(path, find_times(path), cut, look)
     except TimesError:
         times = count_frames(path)
         remember(path, times)
-        answer = cut_clip(path, times, wanted, look)
-    yield answer
+        return cut_clip(path, times, cut, look)
 
 
-def cut_clip(path: str, times: Times, cut: Cut, look: Look) -> Answer:
+def cut_clip(path: str, times: Times, cut: Cut, look: Look) -> Clip:
     part = times.between(*cut.span)
     if not part:
         start, end = cut.span
@@ -115,7 +118,7 @@ def cut_clip(path: str, times: Times, cut: Cut, look: Look) -> Answer:
     length = cut.length or (len(part) if len(part) <= cut.most else 1)
     wanted = list(part[start_of(len(part), place=cut.place, length=length, stride=cut.stride) :: cut.stride][:length])
     frames = frames_by_number(path, wanted) if times.shown is None else frames_by_time(path, times, wanted)
-    return {"frames": len(part)}, pictures(frames, look)
+    return Clip(len(part), pictures(frames, look))
 
 
 def start_of(frames: int, *, place: float, length: int, stride: int) -> int:
@@ -124,14 +127,11 @@ def start_of(frames: int, *, place: float, length: int, stride: int) -> int:
     return min(int(place * (spare + 1)), spare)
 
 
-def windows(
-    path: str, *, length: int, stride: int, span: tuple[float, float | None] = (0.0, None), **look: Any
-) -> Iterator[Answer]:
-    """Every `stride`-th frame of a span, `length` at a time. Facts: `seconds`, the times of these in the file."""
-    shape, paint = Look(**look), None
-    start, end = span
+def read_windows(path: str, cut: Cut, look: Look) -> Iterator[tuple[list[float], Pictures]]:
+    """Every `cut.stride`-th frame of a span, `cut.length` at a time, and their times in the file in seconds."""
+    paint, (start, end) = None, cut.span
     with opened(path) as (container, stream):
-        kept: list[Pictures] = []
+        painted: list[Pictures] = []
         seconds: list[float] = []
         begin, before = 0.0, 0  # time of the first frame, frames before the span
         for number, frame in enumerate(decoded(container, stream)):
@@ -142,16 +142,16 @@ def windows(
                 continue
             if end is not None and time - begin >= end - 1e-6:
                 break
-            if (number - before) % stride:
+            if (number - before) % cut.stride:
                 continue
-            paint = paint or Paint(frame, shape)
+            paint = paint or Paint(frame, look)
             seconds.append(time - begin)
-            kept.append(paint(frame))
-            if len(kept) == length:
-                yield {"seconds": seconds}, np.stack(kept)
-                kept, seconds = [], []
-        if kept:
-            yield {"seconds": seconds}, np.stack(kept)
+            painted.append(paint(frame))
+            if len(painted) == cut.length:
+                yield seconds, np.stack(painted)
+                painted, seconds = [], []
+        if painted:
+            yield seconds, np.stack(painted)
         if paint is None:
             raise ValueError("it holds no frames")
 

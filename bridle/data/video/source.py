@@ -12,16 +12,14 @@ Training: a clip that starts anywhere it fits; a random part of the picture, the
 `crop_scale` of the whole, its sides stretched by 3/4 to 4/3), scaled to H×W; mirrored half of the time; played
 backwards half of the time where asked for; then RandAugment and erasing. Evaluation: clips spread evenly from the first
 to the last start, pictures of H×W spread along the long side; a single one is taken from the middle.
-
-Decoding happens in a child process, see `contained`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,19 +28,20 @@ from torch.nn.functional import interpolate
 from bridle.config.schema import AugmentConfig
 from bridle.data.image.source import random_box
 from bridle.data.listing.folders import printable
-from bridle.data.listing.table import DataListing
+from bridle.data.listing.table import WHOLE, DataListing, Span
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
-from bridle.data.loading.watchdog import watched
+from bridle.data.loading.watchdog import renew, watched
 from bridle.data.shards.tar_member import Member, Place
 from bridle.data.sources import Labels, Sample, Splits, Window, label_of
-from bridle.data.video.contained import Contained, ContainedError, CrashError, SlowError
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
+if TYPE_CHECKING:
+    from bridle.data.video.decode import Look
+
 EXTENSIONS = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".gif")
-DECODER = Path(__file__).with_name("decode.py")  # a program of its own: it runs without torch
-MOST_KEPT = 512  # frames of a video that may be kept whole; clips of longer ones are decoded when needed
+MOST_CACHED = 512  # frames of a video that may be cached whole; clips of longer ones are decoded when needed
 MIDDLE = 0.5
 
 
@@ -64,34 +63,40 @@ class Decoding(NamedTuple):
                 f"geometry.channels is {self.geometry.channels}; videos have 1 channel (grey) or 3 (RGB)."
             )
 
-    def look(self) -> dict[str, Any]:
-        """What the decoder must know of pictures."""
-        size = self.geometry.input[1:]
-        return {"channels": self.geometry.channels, "short_side": self.short_side or max(size), "least": size}
-
-    def clip(self, path: Place, *, place: float, span: tuple[float, float | None]) -> Tensor:
+    def clip(self, path: Place, *, place: float, span: Span) -> Tensor:
         """(n, h, w, C), n ≤ T: the clip at `place` (0 … 1) of the starts where it fits; shorter where the file ends."""
-        wanted = {"place": place, "span": span, "length": self.geometry.input[0], "stride": self.stride}
-        return self._call(path, wanted)[1]
+        return self._read(path, place=place, span=span, length=self.geometry.input[0], stride=self.stride)[1]
 
-    def whole(self, path: Place, *, span: tuple[float, float | None]) -> Tensor:
-        """(n, h, w, C): all frames; none if they are too many to be kept, or cannot all be decoded."""
-        wanted = {"place": 0.0, "span": span, "length": None, "stride": 1, "most": MOST_KEPT}
+    def whole(self, path: Place, *, span: Span) -> Tensor:
+        """(n, h, w, C): all frames; none if they are too many for the cache, or cannot all be decoded."""
         try:
-            count, frames = self._call(path, wanted)
-        except DataError:  # a clip of it may still be read: what can be used must not depend on what is kept
+            count, frames = self._read(path, place=0.0, span=span, length=None, stride=1, most=MOST_CACHED)
+        except DataError:  # a clip of it may still be read: what can be used must not depend on what is cached
             return torch.zeros(0, 1, 1, self.geometry.channels, dtype=torch.uint8)
         return frames if count == len(frames) else frames[:0].clone()
 
-    def _call(self, path: Place, wanted: dict[str, Any]) -> tuple[int, Tensor]:
-        try:
-            with watched(path, limited=False):  # the decoder's process has a time limit of its own
-                answer = Contained(DECODER).call(
-                    "clip", timeout=self.timeout, path=address_of(path), **wanted, **self.look()
-                )
-        except ContainedError as error:
-            raise unreadable(path, error) from error
-        return int(answer.facts["frames"]), torch.from_numpy(answer.array)
+    def windows(self, path: Place, *, span: Span) -> Iterator[tuple[tuple[float, ...], Tensor]]:
+        """Times in seconds and frames (n ≤ T, h, w, C) of one window after the other."""
+        from bridle.data.video.decode import Cut, read_windows
+
+        with decoder_errors(path, self.timeout):
+            cut = Cut(0.0, self.geometry.input[0], self.stride, span)
+            for seconds, pictures in read_windows(address_of(path), cut, self._look()):
+                renew()
+                yield tuple(seconds), torch.from_numpy(pictures)
+
+    def _read(self, path: Place, **wanted: Any) -> tuple[int, Tensor]:
+        from bridle.data.video.decode import Cut, read_clip
+
+        with decoder_errors(path, self.timeout):
+            count, pictures = read_clip(address_of(path), Cut(**wanted), self._look())
+        return count, torch.from_numpy(pictures)
+
+    def _look(self) -> Look:
+        from bridle.data.video.decode import Look
+
+        height, width = self.geometry.input[1:]
+        return Look(self.geometry.channels, self.short_side or max(height, width), (height, width))
 
     def padded(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x (C, n, H, W) with n ≤ T, continued with its last frame to (C, T, H, W), and which tokens are real."""
@@ -134,7 +139,6 @@ class Videos:
         self.clips, self.crops, self.views = clips, crops, clips * crops
         self.cache = ItemCache(cache_mb) if cache_mb else None
         self.cache_full = False
-        self.given_up: dict[int, str] = {}  # why
         self.latest: tuple[tuple[int, int], Tensor] | None = None  # pictures of one clip are asked for in a row
 
     def __len__(self) -> int:
@@ -167,19 +171,8 @@ class Videos:
         return self.decoding.geometry.input[1], self.decoding.geometry.input[2]
 
     def _clip(self, index: int, place: float) -> Tensor:
-        """(n, h, w, C) with n ≤ T; a file that once made the decoder hang or crash is not tried again."""
-        if index in self.given_up:
-            raise DataError(self.given_up[index])
-        try:
-            return self._decoded(index, place)
-        except DataError as error:
-            if isinstance(error.__cause__, (SlowError, CrashError)):
-                self.given_up[index] = str(error)
-            raise
-
-    def _decoded(self, index: int, place: float) -> Tensor:
-        """From the kept video or from its file."""
-        path, span = self.paths[index], (0.0, None) if self.spans is None else self.spans[index]
+        """(n, h, w, C) with n ≤ T, from the cached video or from its file."""
+        path, span = self.paths[index], WHOLE if self.spans is None else self.spans[index]
         if self.cache is not None and (index in self.cache.items or not self.cache_full):
             whole = self.cache.get(index, lambda: self.decoding.whole(path, span=span))
             self.cache_full = self.cache_full or index not in self.cache.items
@@ -271,20 +264,13 @@ class VideoReader:
     def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
         """The same for a part of a file, in seconds."""
         decoding = self.decoding
-        length, size = decoding.geometry.input[0], (decoding.geometry.input[1], decoding.geometry.input[2])
-        wanted = {"path": address_of(path), "length": length, "stride": decoding.stride, **decoding.look()}
-        wanted["span"] = (start, end)
-        try:
-            answers = Contained(DECODER).stream("windows", timeout=decoding.timeout, **wanted)
-            for number, answer in enumerate(answers):
-                frames = torch.from_numpy(answer.array)  # (n, h, w, C)
-                x, valid = decoding.padded(unit_range(middle_part(frames, place=MIDDLE, size=size)))
-                if valid is None or valid.any():
-                    yield Window(x, valid, number * length, tuple(answer.facts["seconds"]))
-                elif number == 0:
-                    raise decoding.too_short(path, len(frames))
-        except ContainedError as error:
-            raise unreadable(path, error) from error
+        length, height, width = decoding.geometry.input
+        for number, (seconds, frames) in enumerate(decoding.windows(path, span=(start, end))):
+            x, valid = decoding.padded(unit_range(middle_part(frames, place=MIDDLE, size=(height, width))))
+            if valid is None or valid.any():
+                yield Window(x, valid, number * length, seconds)
+            elif number == 0:
+                raise decoding.too_short(path, len(frames))
 
 
 def address_of(path: Place) -> str:
@@ -292,10 +278,24 @@ def address_of(path: Place) -> str:
     return path.address() if isinstance(path, Member) else os.path.abspath(path)
 
 
-def unreadable(path: Place, error: ContainedError) -> DataError:
-    why = quoted(error, limit=300)[1:-1]  # escaped: the decoder's words may be the file's
-    hint = "; raise video.timeout if that is no wonder" if isinstance(error, SlowError) else ""
-    return DataError(f"{quoted(path)} cannot be read as a video: {why}{hint}.")
+@contextmanager
+def decoder_errors(path: Place, timeout: float) -> Iterator[None]:
+    """Decode a video inside the block, watched; whatever its decoder raises becomes a DataError."""
+    try:
+        with watched(path, timeout=timeout):
+            yield
+    except DataError:
+        raise
+    except Exception as error:  # decoders meet damaged files with errors of every type
+        raise DataError(f"{quoted(path)} cannot be read as a video: {reason(error)}.") from error
+
+
+def reason(error: Exception) -> str:
+    """One line for a decoder's error, escaped: its words may be the file's."""
+    if isinstance(error, MemoryError):
+        return "it needs more memory than a file may take"
+    text = quoted(getattr(error, "strerror", None) or error, limit=300)[1:-1]
+    return text if isinstance(error, OSError | ValueError | EOFError) else f"{type(error).__name__}: {text}"
 
 
 def spread(number: int, count: int) -> float:

@@ -22,7 +22,7 @@ from bridle.data.audio.source import RecordingReader, Recordings, open_recording
 from bridle.data.listing.folders import Listing, PathList
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.table import DataListing
-from bridle.data.loading.loader import Loader, load_sound, sequential
+from bridle.data.loading.loader import Loader, load_checked, sequential
 from bridle.data.loading.mixing import Mixed
 from bridle.data.sources import Viewed
 from bridle.errors import ConfigError, DataError
@@ -436,6 +436,6 @@ def test_a_file_missing_from_a_manifest_shows_when_it_is_loaded(tmp_path: Path) 
     (tmp_path / "list.csv").write_text("path,label\n0.wav,dog\ngone.wav,cat\n")
     found = find_data(root=None, manifest=str(tmp_path / "list.csv"), layout="auto", extensions=EXTENSIONS)
     train = open_recordings(found=found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig()).train
-    assert load_sound(train, 0, None).label == 1
+    assert load_checked(train, 0, None).label == 1
     with pytest.raises(DataError, match=r"gone\.wav' cannot be read as sound: No such file"):
-        load_sound(train, 1, None)
+        load_checked(train, 1, None)

@@ -1,13 +1,15 @@
-"""Decoders that crash, hang or eat memory cost one file, with and without workers; killed workers change no result."""
+"""Decoders that crash, hang or eat memory cost one file, and killed workers change no result: fork and spawn."""
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
 import os
+import pickle
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -17,31 +19,34 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
+from video_files import write_pictures
 
 from bridle import failpoints
 from bridle.config.schema import AugmentConfig
-from bridle.data.audio import decode as audio_decode
 from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.source import Recordings
-from bridle.data.image import source as image_source
 from bridle.data.image.source import Images
 from bridle.data.listing.folders import Listing
-from bridle.data.loading import keeper, watchdog
+from bridle.data.loading import loader as loader_module
+from bridle.data.loading import watchdog
 from bridle.data.loading.loader import Batch, Loader, sequential
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading.worker_pool import map_in_order
+from bridle.data.loading.worker_process import start_context
 from bridle.data.sources import Sample, Source
-from bridle.errors import DataError
+from bridle.data.video.source import Decoding, Videos
+from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
 
 RATE = 16_000
+FAULTS = {2: "crash", 4: "hang", 6: "devour"}  # by number of the file
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """What one test's files did is not held against another's."""
     yield
-    watchdog.condemned.clear()
-    watchdog.strikes.clear()
+    watchdog.blocklist.clear()
+    watchdog.crashes.clear()
     failpoints.arm("")
 
 
@@ -65,6 +70,16 @@ def sounds(root: Path, count: int = 8, **options: Any) -> Recordings:
     )
 
 
+def videos(root: Path, count: int = 8) -> Videos:
+    paths = [root / f"{i}.mkv" for i in range(count)]
+    for i, path in enumerate(paths):
+        write_pictures(path, list(np.random.default_rng(i).integers(0, 255, (4, 16, 16, 3), dtype=np.uint8)))
+    decoding = Decoding(Geometry(3, (2, 8, 8), (2, 4, 4)), stride=1, short_side=None, timeout=watchdog.limits.timeout)
+    return Videos(
+        paths=paths, labels=None, classes=None, spans=None, decoding=decoding, augment=AugmentConfig(), cache_mb=1
+    )
+
+
 def epoch(source: Source, *, workers: int, steps: int = 2) -> list[Batch]:
     loader = Loader(source=source, seed=0, phase="p", batch=8, mean=[0.0], std=[1.0], workers=workers, micro_batch=2)
     return [batch for step in loader.steps(0, steps) for batch in step]
@@ -76,145 +91,141 @@ def assert_equal(a: list[Batch], b: list[Batch]) -> None:
         assert torch.equal(left.index, right.index)
 
 
-def misbehave(monkeypatch: pytest.MonkeyPatch, how: str, name: str) -> None:
-    """Make decoding of the file `name` go wrong in C, in whatever process it happens."""
+class Spoiled:
+    """A source whose decoders misbehave in C for the files of FAULTS, in workers only."""
 
-    def trouble(path: object) -> None:
-        if not str(path).endswith(name) or watchdog.at_hand is None:  # never in the process of the tests
-            return
+    from_files = True
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.classes, self.labels = source, source.classes, source.labels
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def describe(self, index: int) -> str:
+        return str(self.source.describe(index))
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        assert watchdog.slot is not None
+        spoil_decoders()
+        sample: Sample = self.source.load(index, generator)
+        return sample
+
+
+def spoil_decoders() -> None:
+    """Once in a process: what bridle calls to open a file misbehaves, whichever library it is."""
+    import av
+
+    if hasattr(av, "spoiled"):
+        return
+    av.spoiled = True
+    for module, name in ((Image, "open"), (soundfile, "SoundFile"), (av, "open")):
+        setattr(module, name, spoiled(getattr(module, name)))
+
+
+def spoiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(file: Any, *arguments: Any, **more: Any) -> Any:
+        path = os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else str(file)
+        how = FAULTS.get(int(Path(path).stem))
         if how == "crash":
             faulthandler.disable()  # which pytest has enabled
             os.kill(os.getpid(), signal.SIGSEGV)
         elif how == "hang":
             ctypes.CDLL(None).sleep(1000)
-        else:
+        elif how == "devour":
             np.ones(6 * 2**30, dtype=np.uint8)
+        return function(file, *arguments, **more)
 
-    for module in (image_source, audio_decode):
-        original = module.opened
-
-        def spoiled(*arguments: Any, original: Any = original) -> Any:
-            trouble(arguments[-1])
-            return original(*arguments)
-
-        monkeypatch.setattr(module, "opened", spoiled)
-    original_read = image_source.read_part
-
-    def spoiled_read(path: Path, *arguments: Any, **more: Any) -> Any:
-        with watchdog.watched(path):
-            trouble(path)
-        return original_read(path, *arguments, **more)
-
-    monkeypatch.setattr(image_source, "read_part", spoiled_read)
+    return call
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [pictures, sounds])
-@pytest.mark.parametrize(
-    ("how", "why"), [("crash", "crash 2 times (SIGSEGV)"), ("hang", "longer than 5 s"), ("devour", "emory")]
-)
+@pytest.mark.parametrize("make", [pictures, sounds, videos])
 def test_a_decoder_that_misbehaves_costs_one_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, how: str, why: str, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, start_method: str
 ) -> None:
-    source = make(tmp_path)
-    sound = epoch(source, workers=0)
-    if how == "hang":  # the others are to be found out by what they do, however slow the machine is
-        monkeypatch.setattr(watchdog, "PATIENCE", 5.0)
-    misbehave(monkeypatch, how, "3.png" if make is pictures else "3.wav")
-    keeper.keepers.clear()
-    if how == "devour":
-        monkeypatch.setattr(watchdog, "MEMORY", 2**30)
-    batches = epoch(make(tmp_path), workers=workers)
-    bad = {Path(one.name).name: one.reason for batch in batches for one in batch.bad}
-    assert list(bad) == ["3.png" if make is pictures else "3.wav"]
-    assert why in next(iter(bad.values()))
-    for before, after in zip(sound, batches, strict=True):  # whatever did not show the bad file is unchanged
+    monkeypatch.setattr(watchdog, "limits", watchdog.Limits(timeout=8.0, memory=2**30))
+    good = epoch(make(tmp_path), workers=0)
+    batches = epoch(Spoiled(make(tmp_path)), workers=2)  # with an empty cache
+    bad = {one.index: one.reason for batch in batches for one in batch.bad}
+    assert set(bad) == set(FAULTS)
+    assert "crash 2 times (SIGSEGV)" in bad[2]
+    assert "timed out: it took longer than 8 s" in bad[4]
+    assert "memory" in bad[6].lower()
+    for before, after in zip(good, batches, strict=True):  # whatever did not show a bad file is unchanged
         same = before.index == after.index
         assert torch.equal(before.x[same], after.x[same])
-        assert (before.index[~same] == 3).all()
+        assert set(before.index[~same].tolist()) <= set(FAULTS)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_killed_workers_change_no_result_and_blame_no_file(tmp_path: Path, workers: int) -> None:
+def test_killed_workers_change_no_result_and_blame_no_file(
+    tmp_path: Path, start_method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = pictures(tmp_path)
     whole = epoch(source, workers=0)
-    failpoints.arm("sample.load@3=kill", log=str(tmp_path / "fired"))
-    batches = epoch(source, workers=workers)
-    assert (tmp_path / "fired").read_text() == "sample.load@3=kill\n"
+    fault, fired = "sample.load@3=kill", tmp_path / "fired"
+    failpoints.arm(fault, log=str(fired))
+    monkeypatch.setenv("BRIDLE_FAILPOINTS", fault)  # for a spawned worker
+    monkeypatch.setenv("BRIDLE_FAILPOINTS_LOG", str(fired))
+    batches = epoch(source, workers=2)
+    assert fired.read_text() == f"{fault}\n"
     assert_equal(whole, batches)
     assert [one for batch in batches for one in batch.bad] == []
 
 
-def test_a_worker_killed_from_outside_is_replaced() -> None:
-    def slow(x: int) -> int:
-        time.sleep(0.02)
-        return x * x
+@pytest.mark.parametrize("make", [pictures, sounds, videos])
+def test_batches_do_not_depend_on_workers_or_how_they_start(tmp_path: Path, make: Any, start_method: str) -> None:
+    options = {"enabled": True, "gain_db": 6.0, "time_mask": 2} if make is sounds else {}
+    whole = epoch(make(tmp_path, **options), workers=0)
+    for workers in (1, 2) if start_method == "fork" else (2,):
+        assert_equal(whole, epoch(make(tmp_path, **options), workers=workers))
 
-    results = in_order(slow, range(40), workers=2)
+
+def square_slowly(x: int) -> int:
+    time.sleep(0.02)
+    return x * x
+
+
+def test_a_worker_killed_from_outside_is_replaced(start_method: str) -> None:
+    results = map_in_order(square_slowly, range(40), workers=2)
     found = [next(results)]
     for child in active_children():
         os.kill(child.pid or 0, signal.SIGKILL)
     assert [*found, *results] == [x * x for x in range(40)]
 
 
-def test_a_killed_keeper_is_replaced_and_draws_stay_the_same(tmp_path: Path) -> None:
-    options = {"enabled": True, "gain_db": 6.0, "time_mask": 2}
-    with keeper.here():
-        whole = epoch(sounds(tmp_path, **options), workers=0)
-    source = sounds(tmp_path, **options)
-    first = epoch(source, workers=0, steps=1)
-    os.kill(keeper.keepers[source].process.process.pid or 0, signal.SIGKILL)
-    batches = [*first, *epoch(source, workers=0)[len(first) :]]
-    assert_equal(whole, batches)
-    assert_equal(whole, epoch(sounds(tmp_path, **options), workers=2))
+class Bomb:
+    """Unpickling it leaves a mark."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (Path(self.mark), "executed")
 
 
-def test_what_was_decoded_stays_with_the_keeper(tmp_path: Path) -> None:
-    source = sounds(tmp_path)
-    epoch(source, workers=0)
-    for i in range(8):
-        (tmp_path / f"{i}.wav").unlink()
-    assert all(not batch.bad for batch in epoch(source, workers=0))
+def send_pickle(mark: str) -> None:
+    """In a worker that a file has taken over: send what it likes."""
+    connection = sys._getframe(1).f_locals["connection"]  # of `serve`
+    connection.send(Bomb(mark))
 
 
-def test_a_keeper_is_told_once_what_is_condemned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
-    send = keeper.send
+def test_nothing_that_a_worker_sends_is_unpickled(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="a data worker died 5 times"):
+        list(map_in_order(send_pickle, [str(tmp_path / "mark")], workers=1))
+    assert not (tmp_path / "mark").exists()
+    pickle.loads(pickle.dumps(Bomb(str(tmp_path / "mark"))))
+    assert (tmp_path / "mark").exists()  # the bomb works
 
-    def noted(line: Any, facts: dict[str, Any], *rest: Any) -> None:
-        told.append(facts.get("condemned"))  # an answer, in the other process, has none
-        send(line, facts, *rest)
 
+def test_a_worker_knows_what_was_blocked_before_and_after_it_started(tmp_path: Path, start_method: str) -> None:
     source = pictures(tmp_path)
-    watchdog.condemned[1] = "made it crash"
-    monkeypatch.setattr(keeper, "send", noted)
-    epoch(source, workers=0, steps=1)
-    assert told
-    assert not any(told)  # a fork knows it already
-    told.clear()
-    watchdog.condemned[watchdog.key_of(source.describe(3))] = "made it crash, too"
-    bad = {one.index for batch in epoch(source, workers=0) for one in batch.bad}
-    assert bad == {3}
-    assert told[0] == [(watchdog.key_of(source.describe(3)), "made it crash, too")]
-    assert len(told) > 1
-    assert not any(told[1:])
-
-
-def test_a_keeper_goes_with_its_data_set(tmp_path: Path) -> None:
-    source = pictures(tmp_path)
-    epoch(source, workers=0)
-    process = keeper.keepers[source].process.process
-    assert process.is_alive()
-    del source
-    process.join(10)
-    assert not process.is_alive()
-
-
-def test_errors_of_the_keeper_arrive_as_they_are(tmp_path: Path) -> None:
-    source = pictures(tmp_path)
-    (tmp_path / "2.png").write_text("not a picture")
-    with pytest.raises(DataError, match=r"2\.png' cannot be read as an image: not a JPEG, PNG, WebP or BMP file"):
-        list(sequential(source, batch=4, mean=[0.0], std=[1.0]))
+    watchdog.blocklist[watchdog.key_of(source.describe(1))] = "made it crash"
+    loader = Loader(source=source, seed=0, phase="p", batch=8, mean=[0.0], std=[1.0], workers=1, micro_batch=2)
+    steps = loader.steps(0, 4)
+    bad = [one.index for batch in next(steps) for one in batch.bad]
+    watchdog.blocklist[watchdog.key_of(source.describe(3))] = "made it crash, too"
+    assert set(bad) == {1}
+    assert {one.index for step in steps for batch in step for one in batch.bad} == {1, 3}
 
 
 def test_a_constant_file_is_left_out_of_training_but_can_be_scored(tmp_path: Path) -> None:
@@ -246,19 +257,35 @@ def test_constant_samples_that_come_from_no_file_are_their_owners_business() -> 
     assert all(not batch.bad for batch in epoch(Owned(), workers=0))
 
 
-@pytest.mark.parametrize("error", [TimeoutError, NotADirectoryError, ConnectionResetError, BlockingIOError])
-def test_every_error_of_a_disk_stays_one_on_its_way(error: type[OSError]) -> None:
-    came = keeper.told({"error": error.__name__, "text": "it did not answer"})
-    assert isinstance(came, OSError)
-    assert str(came) == "it did not answer"
+def test_one_line_says_that_no_worker_protects_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loader_module, "noted", False)
+    epoch(Owned(), workers=0)
+    source = pictures(tmp_path)
+    epoch(source, workers=1)
+    assert capsys.readouterr().err == ""
+    epoch(source, workers=0)
+    list(sequential(source, batch=4, mean=[0.0], std=[1.0]))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("data.workers=0: files are decoded in this process")
 
 
-def test_a_run_that_was_stopped_and_goes_on_gives_its_files_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_paused_and_goes_on_gives_its_files_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "GRACE", 0.05)
-    slot = watchdog.Slot()
-    slot.note(5, time.monotonic_ns() - 1)
-    assert not slot.late  # the clock went on while everything stood still
+    slot = watchdog.Slot(start_context())
+    slot.write(5, -1)
+    assert not slot.is_late  # the clock went on while everything stood still
     time.sleep(0.06)
-    assert slot.late
-    slot.note(5, time.monotonic_ns() - 1)  # it has got on
-    assert not slot.late
+    assert slot.is_late
+    slot.write(5, -1)  # it has made progress
+    assert not slot.is_late
+
+
+def test_a_data_set_that_cannot_be_spawned_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_START_METHOD", "spawn")
+    with pytest.raises(UsageError, match=r"cannot be sent to a worker that is spawned: .*data\.workers=0"):
+        list(map_in_order(lambda x: x, range(3), workers=1))
+    monkeypatch.setenv("BRIDLE_START_METHOD", "teleport")
+    with pytest.raises(UsageError, match="'teleport': expected fork or spawn"):
+        list(map_in_order(square_slowly, range(3), workers=1))

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
-from bridle.data.loading.worker_pool import in_order
+from bridle.data.loading import worker_process
+from bridle.data.loading.worker_pool import map_in_order
 from bridle.errors import DataError
 
 
@@ -29,15 +31,16 @@ def die(x: int) -> int:
     return x
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_results_come_in_order(workers: int) -> None:
-    assert [int(x) for x in in_order(square, range(10), workers=workers)] == [x * x for x in range(10)]
+@pytest.mark.parametrize(("workers", "method"), [(0, "fork"), (1, "fork"), (2, "fork"), (2, "spawn")])
+def test_results_come_in_order(workers: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BRIDLE_START_METHOD", method)
+    assert [int(x) for x in map_in_order(square, range(10), workers=workers)] == [x * x for x in range(10)]
 
 
 def test_the_global_generator_is_left_alone() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    list(in_order(square, range(3), workers=1))
+    list(map_in_order(square, range(3), workers=1))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -49,75 +52,76 @@ def test_an_endless_stream_can_be_left_and_leaves_no_process() -> None:
             x += 1
 
     before = set(multiprocessing.active_children())
-    results = in_order(square, count(), workers=2)
+    results = map_in_order(square, count(), workers=2)
     assert [int(next(results)) for _ in range(3)] == [0, 1, 4]
     assert len(set(multiprocessing.active_children()) - before) == 2
-    results.close()  # type: ignore[attr-defined]
+    results.close()
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_a_killed_worker_is_an_error_with_a_remedy() -> None:
     with pytest.raises(DataError, match=r"a data worker died .* Use fewer data workers"):
-        list(in_order(die, range(6), workers=1))
+        list(map_in_order(die, range(6), workers=1))
 
 
 SCRIPT = """
-import os, signal, sys, time
-import torch
-from bridle.data.loading.worker_pool import in_order
+import multiprocessing, os, signal, sys, time
+from bridle.data.loading.worker_pool import map_in_order
 
 def work(x):
     time.sleep(0.05)
     return x
 
 def note(signum, frame):
-    told.append(signum)
+    received.append(signum)
 
-told = []
-signal.signal(signal.SIGTERM, note)
-results = in_order(work, iter(range(1000)), workers=2)
-next(results)
+received = []
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, note)
+    results = map_in_order(work, iter(range(1000)), workers=2)
+    next(results)
 """
 
 GOES_ON = """
-os.killpg(os.getpgid(0), signal.SIGTERM)  # as a scheduler does: everybody is told at once
-assert [next(results) for _ in range(20)] == list(range(1, 21))
-assert told == [signal.SIGTERM]
-results.close()
-sys.exit(43)
+    os.killpg(os.getpgid(0), signal.SIGTERM)  # as a scheduler does: everybody is told at once
+    assert [next(results) for _ in range(20)] == list(range(1, 21))
+    assert received == [signal.SIGTERM]
+    results.close()
+    sys.exit(43)
 """
 
 LEAVES_SUDDENLY = """
-try:
-    raise ValueError("something else went wrong")
-except ValueError:
-    sys.exit(44)  # the generator is still alive
+    try:
+        raise ValueError("something else went wrong")
+    except ValueError:
+        sys.exit(44)  # the generator is still alive
 """
 
 IS_KILLED = """
-import multiprocessing
-print(*[child.pid for child in multiprocessing.active_children()], flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
+    print(*[child.pid for child in multiprocessing.active_children()], flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def run(rest: str, *, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", script + rest]
-    return subprocess.run(command, start_new_session=True, timeout=60, capture_output=True, text=True, check=False)
+def run(rest: str, folder: Path, *, script: str = SCRIPT) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(script + rest)  # a spawned worker imports it
+    command = [sys.executable, str(folder / "script.py")]
+    return subprocess.run(command, start_new_session=True, timeout=120, capture_output=True, text=True, check=False)
 
 
-def test_workers_go_on_after_a_sigterm_to_the_whole_group() -> None:
-    done = run(GOES_ON)
+def test_workers_go_on_after_a_sigterm_to_the_whole_group(tmp_path: Path, start_method: str) -> None:
+    done = run(GOES_ON, tmp_path)
     assert (done.returncode, done.stderr) == (43, "")
 
 
-def test_leaving_in_the_middle_neither_hangs_nor_complains() -> None:
-    done = run(LEAVES_SUDDENLY)
+def test_leaving_in_the_middle_neither_hangs_nor_complains(tmp_path: Path, start_method: str) -> None:
+    done = run(LEAVES_SUDDENLY, tmp_path)
     assert (done.returncode, done.stderr) == (44, "")
 
 
-def test_workers_of_a_killed_run_go_away() -> None:
-    done = run(IS_KILLED, script=SCRIPT.replace("time.sleep(0.05)", "time.sleep(60 * min(x, 1))"))  # busy ones, too
+def test_workers_of_a_killed_run_go_away(tmp_path: Path, start_method: str) -> None:
+    busy = SCRIPT.replace("time.sleep(0.05)", "time.sleep(60 * min(x, 1))")
+    done = run(IS_KILLED, tmp_path, script=busy)
     assert done.returncode == -signal.SIGKILL
     workers = [int(pid) for pid in done.stdout.split()]
     assert len(workers) == 2
@@ -135,11 +139,50 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_without_room_in_shared_memory_results_come_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(storage: object, *args: object) -> None:
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+def several(x: int) -> list[object]:
+    return [square(x), (None, square(x + 1))]
 
-    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", full)
-    monkeypatch.setattr(torch.UntypedStorage, "_share_filename_cpu_", full)
-    found = list(in_order(lambda x: [square(x), (None, square(x + 1))], range(3), workers=1))
+
+def test_results_larger_than_shared_memory_come_through_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "BUFFER", 8)
+    found = list(map_in_order(several, range(3), workers=1))
     assert found == [[torch.tensor(x * x), (None, torch.tensor((x + 1) ** 2))] for x in range(3)]
+
+
+def fail(x: int) -> int:
+    if x == 2:
+        raise DataError("two is no file.")
+    return x
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_is_raised_when_its_turn_has_come(workers: int) -> None:
+    found = []
+    with pytest.raises(DataError, match=r"two is no file\."):
+        for x in map_in_order(fail, range(6), workers=workers):
+            found.append(x)
+    assert found == [0, 1]
+
+
+def test_what_a_worker_cannot_send_is_an_error() -> None:
+    with pytest.raises(TypeError, match="cannot send back set"):
+        list(map_in_order(lambda x: {x}, range(3), workers=1))
+
+
+PLUGIN = """
+class Doubled:
+    def __call__(self, x):
+        return 2 * x
+"""
+
+
+def test_a_spawned_worker_imports_the_plugins_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("bridle.plugins")
+    from bridle.plugins import load_plugins
+
+    (tmp_path / "doubled_plugin.py").write_text(PLUGIN)
+    monkeypatch.setenv("BRIDLE_PLUGINS", str(tmp_path / "doubled_plugin.py"))
+    monkeypatch.setenv("BRIDLE_START_METHOD", "spawn")
+    load_plugins()
+    module = next(m for name, m in sys.modules.items() if name.endswith("doubled_plugin"))
+    assert list(map_in_order(module.Doubled(), range(3), workers=1)) == [0, 2, 4]

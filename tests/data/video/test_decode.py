@@ -13,7 +13,6 @@ import torch
 from video_files import STEP, numbers, write_numbered, write_pictures, write_sound
 
 from bridle.data.video import decode as video_decode
-from bridle.data.video import source as video_source
 from bridle.data.video.source import Decoding, unit_range
 from bridle.errors import DataError
 from bridle.geometry import Geometry
@@ -64,8 +63,8 @@ def test_single_frames_of_a_format_without_times_are_counted(tmp_path: Path) -> 
         times = [frame.pts for frame in container.decode(video=0)]
     assert times != sorted(times)  # frames were reordered, as meant
     assert [clip(path, (n + 0.5) / 40, length=1)[0] for n in range(0, 40, 3)] == list(range(0, 40, 3))
-    windows = video_decode.windows(str(path), length=4, stride=1, **decoding().look())
-    assert [time for facts, _ in windows for time in facts["seconds"]] == pytest.approx([n / 10 for n in range(40)])
+    windows = decoding(stride=1).windows(path, span=WHOLE)
+    assert [time for seconds, _ in windows for time in seconds] == pytest.approx([n / 10 for n in range(40)])
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "c.mkv"])
@@ -96,8 +95,7 @@ def test_a_clip_is_decoded_from_the_key_frame_before_it(tmp_path: Path, monkeypa
     seen = []
     decoded = video_decode.decoded
     monkeypatch.setattr(video_decode, "decoded", lambda *a: (seen.append(1) or frame for frame in decoded(*a)))
-    look = decoding().look()
-    next(video_decode.clip(str(path), place=1.0, length=4, stride=3, **look))  # frames 30 … 39, and 30 is a key frame
+    assert clip(path, 1.0) == [30, 33, 36, 39]  # 30 is a key frame
     assert len(seen) <= 15
 
 
@@ -228,8 +226,7 @@ def test_frames_of_absurd_size_are_refused(tmp_path: Path, monkeypatch: pytest.M
     assert "more than 32 times as long as wide" in refusal(write_numbered(tmp_path / "thin.mkv", 2, size=(2, 80)))
     path = write_numbered(tmp_path / "a.mkv", 2, size=(16, 16))
     monkeypatch.setattr(video_decode, "LARGEST_FRAME", 255)
-    with pytest.raises(ValueError, match="frames of 16×16 are larger"):
-        next(video_decode.clip(str(path), place=0.0, length=1, stride=1, **decoding().look()))
+    assert "frames of 16×16 are larger" in refusal(path)
 
 
 def test_a_name_that_is_no_text_is_found(tmp_path: Path) -> None:
@@ -256,14 +253,6 @@ def test_damage_in_the_middle_is_an_error_where_it_is_needed(tmp_path: Path) -> 
     assert clip(path, 0.0) == [0, 3, 6, 9]
     with pytest.raises(DataError, match="cannot be read as a video"):
         clip(path, 20.5 / 31)
-
-
-def test_a_hint_follows_a_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "slow.py"
-    program.write_text("import time\ndef clip(**_):\n    time.sleep(60)\n    yield\n")
-    monkeypatch.setattr(video_source, "DECODER", program)
-    with pytest.raises(DataError, match=r"took longer than 0\.2 s; raise video\.timeout"):
-        decoding()._replace(timeout=0.2).clip(tmp_path / "a.mp4", place=0.0, span=WHOLE)
 
 
 def test_shades_tell_frame_numbers() -> None:
