@@ -16,8 +16,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -29,6 +27,7 @@ import torch
 from bridle.data.loading import watchdog
 from bridle.data.loading.messages import send
 from bridle.errors import UsageError, quoted
+from bridle.plugins import load_plugins
 
 START_METHOD = "BRIDLE_START_METHOD"  # environment variable: fork or spawn
 BUFFER = 2**28  # bytes of shared memory for one result; pages that are not written take no memory
@@ -139,7 +138,7 @@ def serve(
     prepare(slot, *known)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is done
         if function is None:
-            load_plugins()
+            load_plugins()  # which the function may come from
             function = connection.recv()
         while True:
             number, item, buffer, blocked = connection.recv()
@@ -166,12 +165,6 @@ def prepare(slot: watchdog.Slot, limits: watchdog.Limits, blocked: dict[int, str
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _ignore)  # not SIG_IGN, which programs started from here would inherit
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def load_plugins() -> None:
-    """Import the user's plugins, which the function that is unpickled next may need."""
-    if find_spec("bridle.plugins") is not None:
-        import_module("bridle.plugins").load_plugins()
 
 
 def _ignore(signum: int, frame: object) -> None:

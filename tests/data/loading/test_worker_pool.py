@@ -17,6 +17,7 @@ import torch
 from bridle.data.loading import worker_process
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.errors import DataError
+from bridle.plugins import load_plugins
 
 
 def square(x: int) -> torch.Tensor:
@@ -177,9 +178,6 @@ class Doubled:
 
 
 def test_a_spawned_worker_imports_the_plugins_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("bridle.plugins")
-    from bridle.plugins import load_plugins
-
     (tmp_path / "doubled_plugin.py").write_text(PLUGIN)
     monkeypatch.setenv("BRIDLE_PLUGINS", str(tmp_path / "doubled_plugin.py"))
     monkeypatch.setenv("BRIDLE_START_METHOD", "spawn")
