@@ -22,7 +22,7 @@ from safetensors.torch import save
 import bridle
 from bridle.config import load_config
 from bridle.config.strict_yaml import read_document
-from bridle.data.arrays.source import open_signal
+from bridle.data.arrays.decode import read_array
 from bridle.data.build import open_data
 from bridle.errors import CheckpointError, ConfigError, DataError
 from bridle.runs.checkpoint import load, publish
@@ -262,5 +262,5 @@ def test_an_archive_cannot_lead_outside(tmp_path: Path) -> None:
 def test_a_pickled_array_is_refused_and_not_executed(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([Bomb(tmp_path / "mark")], dtype=object), allow_pickle=True)
     with pytest.raises(DataError, match="cannot be read"):
-        open_signal(tmp_path / "x.npy", channels=1)
+        read_array(tmp_path / "x.npy")
     assert not (tmp_path / "mark").exists()

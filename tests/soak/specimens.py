@@ -17,7 +17,7 @@ import soundfile
 from PIL import Image
 
 from bridle.config import load_config
-from bridle.data.arrays.source import open_signal
+from bridle.data.arrays.decode import as_channels, read_array
 from bridle.data.audio.decode import read_waveform
 from bridle.data.build import open_data
 from bridle.data.image.source import read_image
@@ -126,7 +126,8 @@ def read_tar(folder: Path) -> None:
 
 
 def read_npy(folder: Path) -> None:
-    np.array(open_signal(folder / "file.npy", channels=1)[:, :500], dtype=np.float32)
+    path = folder / "file.npy"
+    np.array(as_channels(read_array(path)[0], path, channels=1)[:, :500], dtype=np.float32)
 
 
 def write_table(folder: Path, *, name: str, between: str) -> None:
