@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from bridle import distributed
-from bridle.config import Config, load_config, read_config, with_absolute_paths
+from bridle.config import Config, load_config, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import DatasetSource
 from bridle.data.build import open_data
@@ -21,24 +21,21 @@ from bridle.data.loading.loader import measure
 from bridle.data.loading.mixing import mixed
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
-from bridle.errors import CheckpointError, ConfigError, DataError, UsageError, quoted
+from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.evaluator import Judge, going_on, probe_header
 from bridle.evaluate.subsample import while_training
 from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
-from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
-from bridle.train.algorithm1 import Turn, finished_phases, has_later_tokenizer, interleave, require_shares
+from bridle.train.algorithm1 import Turn, has_later_tokenizer, interleave, require_shares
 from bridle.train.run import (
     Results,
     Run,
     locked_by_first,
     open_machine,
-    prepare_folder,
-    record_settings,
-    require_same,
     require_same_data,
     with_statistics,
 )
@@ -49,6 +46,7 @@ class Finished(NamedTuple):
 
     folder: Path
     results: dict[str, Any]  # results.json
+    was_finished: bool = False  # before this call, which then did nothing
 
     def load(self, *, device: str = "auto") -> Model:
         """The trained model."""
@@ -78,12 +76,12 @@ def pretrain(
     config = with_absolute_paths(config)
     runtime = config.runtime
     with distributed.process_group(device=runtime.device, timeout_minutes=runtime.timeout_minutes):
-        return _pretrain(config, Path(out), dataset, test_dataset, callbacks, command)
+        return _pretrain(config, RunFolder(Path(out)), dataset, test_dataset, callbacks, command)
 
 
 def _pretrain(
     config: Config,
-    folder: Path,
+    folder: RunFolder,
     dataset: Dataset[Any] | None,
     test_dataset: Dataset[Any] | None,
     callbacks: Sequence[Callback],
@@ -92,8 +90,8 @@ def _pretrain(
     """The run, in one process or in each of several; rank 0 alone writes."""
     if distributed.done_once(lambda: is_finished(folder, config)):
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
-        require_same(read_config(folder / "config.yaml"), config, folder)
-        return Finished(folder, Results(folder / "results.json", probe_header(config)).value)
+        folder.require_same(config)
+        return Finished(folder.path, Results(folder.results(), probe_header(config)).value, was_finished=True)
     require_shares(config)
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
@@ -103,43 +101,34 @@ def _pretrain(
     for note in splits.notes:
         progress.note(note)
     config = _complete(config, folder, lambda: splits.train, progress)
-    if config.encoder.weights is not None and not (folder / "config.yaml").exists():
+    if config.encoder.weights is not None and not folder.exists():
         load_vit(build_encoder(config), config.encoder.weights)  # weights that do not fit must not leave a run behind
-    distributed.done_once(lambda: prepare_folder(folder, config))
+    distributed.done_once(lambda: folder.prepare(config))
     require_same_data(splits.train)
     with locked_by_first(folder), StopRequest().listening() as stop:
-        distributed.done_once(lambda: record_settings(folder, config, command=command))
+        distributed.done_once(lambda: folder.write_settings(config, command=command))
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
         nets = build_nets(config, later_tokenizer=has_later_tokenizer(config, first))
-        everyone = [*callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
+        everyone = [*callbacks, *tensorboard_if_installed(folder.path)] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
         bounded = while_training(config, splits)
-        results = Results(folder / "results.json", probe_header(bounded))
+        results = Results(folder.results(), probe_header(bounded))
         judged = going_on(bounded, results, progress) if config.probe.enabled else config
         judge = Judge(judged, splits, machine, results, progress) if config.probe.enabled else None
         for callback in everyone:
-            callback.on_start(folder=folder, config=config.model_dump(mode="json"))
+            callback.on_start(folder=folder.path, config=config.model_dump(mode="json"))
         try:
             interleave(run, results, judge)
         finally:
             for callback in everyone:
                 callback.on_end()
-    return Finished(folder, results.value)
+    return Finished(folder.path, results.value)
 
 
-def is_finished(folder: Path, config: Config) -> bool:
-    """Has the run in `folder` nothing left to do?"""
-    if not (folder / "config.yaml").is_file():
-        return False
+def is_finished(folder: RunFolder, config: Config) -> bool:
+    """Has the run in `folder` nothing left to do? A damaged last checkpoint has: training goes on before it."""
     last = config.schedule.iterations
-    ends = [path for path in finished_phases(folder) if f"-iter{last}-" in path.name]
-    if not ends or (config.probe.enabled and not Results(folder / "results.json", {}).has(last)):
-        return False
-    try:
-        load_checkpoint(ends[-1])
-    except CheckpointError:
-        return False  # damaged: training goes on from the checkpoint before it
-    return True
+    return folder.is_trained(last) and (not config.probe.enabled or Results(folder.results(), {}).has(last))
 
 
 def _load(
@@ -205,15 +194,16 @@ def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[An
     return Splits(DatasetSource(dataset, shape=shape), test)
 
 
-def _complete(config: Config, folder: Path, train: Callable[[], Source], progress: ProgressLine) -> Config:
+def _complete(config: Config, folder: RunFolder, train: Callable[[], Source], progress: ProgressLine) -> Config:
     """Write into the config what a run must not lose: the measured normalisation."""
     if config.data.mean is not None:
         return config
-    stored = folder / "config.yaml"
-    if stored.is_file():  # measured when the run began
-        data = read_config(stored).data
+    if folder.exists():  # measured when the run began
+        data = folder.config().data
         if data.mean is None or data.std is None:
-            raise ConfigError(f"{stored}: data.mean and data.std are missing; the file was changed by hand.")
+            raise ConfigError(
+                f"{folder}/config.yaml: data.mean and data.std are missing; the file was changed by hand."
+            )
         return with_statistics(config, data.mean, data.std)
 
     def measured() -> list[list[float]]:

@@ -35,6 +35,7 @@ from bridle.models.cost import encoder_step
 from bridle.nn.masking import draw_mask
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
+from bridle.runs.folder import RunFolder
 from bridle.train.engine import Phase, Progress, build_replicas, take_step
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase
@@ -217,7 +218,7 @@ def bench_run(
     changes = {"batch": rows, "micro_batch": None, "steps": 10**9, "epochs": None, "masks": masks}
     settings = config.encoder_phase.model_copy(update=changes)
     own = config.model_copy(update={"encoder_phase": settings, "max_steps": None})
-    return Run(folder, own, machine, source, nets, StopRequest(), ProgressLine())
+    return Run(RunFolder(folder), own, machine, source, nets, StopRequest(), ProgressLine())
 
 
 def stepper(a_run: Run[Nets], phase: Phase, batches: list[Batch], optimizer: torch.optim.Optimizer) -> Call:

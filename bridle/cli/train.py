@@ -93,9 +93,8 @@ def pretrain(
     make_precision_safe(config.runtime.precision)
     from bridle import api
 
-    finished = api.is_finished(out, config)
-    api.pretrain(config, out=out, command=f"bridle {shlex.join(sys.argv[1:])}")
-    if finished and is_first_process():
+    finished = api.pretrain(config, out=out, command=f"bridle {shlex.join(sys.argv[1:])}")
+    if finished.was_finished and is_first_process():
         typer.echo(f"{out} is finished; nothing to do.")
     elif is_first_process():
         from bridle.machine import peak_memory
@@ -120,11 +119,12 @@ def finetune(
     Example:  bridle finetune runs/c10 finetune.epochs=10 finetune.augment.mixup=0.8
               bridle finetune runs/as2m --on esc50 data.root=PATH
     """
-    from bridle.config import load_config, read_config
+    from bridle.config import load_config
+    from bridle.runs.folder import RunFolder as Folder
 
     run = here(run)
-    if (run / "config.yaml").is_file():
-        settings = read_config(run / "config.yaml", overrides or []) if on is None else load_config(on, overrides or [])
+    if Folder(run).exists():
+        settings = Folder(run).config(overrides or []) if on is None else load_config(on, overrides or [])
         make_precision_safe(settings.runtime.precision)
     from bridle.evaluate.finetune import finetune_run
     from bridle.files import read_json

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.config import Config, differences, read_config
+from bridle.config import Config, differences
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, Loader
@@ -20,14 +20,13 @@ from bridle.evaluate.codebook_advice import in_force
 from bridle.evaluate.codebooks import code_agreement, codebook_health, verdicts
 from bridle.machine import Machine
 from bridle.models.build import Nets
-from bridle.runs.checkpoint import checkpoint_folders, is_exported, write_json
 from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.folder import RunFolder
 from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_nets
 from bridle.train.engine import move
 from bridle.train.run import open_machine, results_header
 
-FILE = "codebooks.json"
 MAY_CHANGE = ("data.root", "data.manifest", "data.workers", "data.cache_mb", "runtime.", "seed")
 BATCH = 256
 STEADY_ITEMS = 1024  # samples on which small changes are tried: each costs another pass for every change
@@ -44,10 +43,8 @@ def examine_run(
     folder: Path, overrides: Sequence[str] = (), *, iteration: int | None = None, items: int | None = None
 ) -> Path:
     """Examine the codebooks of every iteration, or of one, on at most `items` samples; the path of codebooks.json."""
-    stored = folder / "config.yaml"
-    if not stored.is_file():
-        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    trained, config = read_config(stored), read_config(stored, overrides)
+    run = RunFolder(folder)
+    trained, config = run.config(), run.config(overrides)
     for line in differences(trained, config):
         if not line.startswith(MAY_CHANGE):
             raise ConfigError(f"{line}: this cannot be changed here; it may change {', '.join(MAY_CHANGE)}.")
@@ -66,20 +63,13 @@ def examine_run(
             nets, config, source, machine, items=items
         )})  # fmt: skip
     if not found:
-        raise CheckpointError(f"{folder / 'checkpoints'}: none of the finished phases can be read.")
-    write_json(folder / FILE, {"format": 1, **results_header(config, folder), "evaluations": found})
-    return folder / FILE
+        raise CheckpointError(f"{run.checkpoints}: none of the finished phases can be read.")
+    return run.write_json("codebooks.json", {"format": 1, **results_header(config, folder), "evaluations": found})
 
 
 def ended_iterations(folder: Path, iteration: int | None = None) -> list[Ended]:
     """For each iteration (or the one asked for) its last finished phase."""
-    last: dict[int, Path] = {}
-    if is_exported(folder):
-        last[int(load_checkpoint(folder).state["iteration"])] = folder
-    for path in checkpoint_folders(folder / "checkpoints"):  # oldest first
-        parts = path.name.split("-")  # pNNNN-iterR-PHASE-STEP-end
-        if parts[-1] == "end" and len(parts) == 5 and parts[1].removeprefix("iter").isdigit():
-            last[int(parts[1].removeprefix("iter"))] = path
+    last = RunFolder(folder).last_ends()
     if not last:
         raise UsageError(f"{folder}: no finished phase yet; run `bridle pretrain` with the same arguments to go on.")
     if iteration is not None and iteration not in last:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle import distributed, failpoints
-from bridle.config import Config, differences, read_config, with_absolute_paths
+from bridle.config import Config, differences, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.digests import splits_digest
@@ -38,24 +38,25 @@ from bridle.evaluate.probe import Part, summarise
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
 from bridle.evaluate.subsample import choose_items
 from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
-from bridle.files import read_json, read_lines
+from bridle.files import read_json
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
-from bridle.runs.checkpoint import is_exported, write_json
 from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.checkpoint import write_json
+from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
 from bridle.seeding import generator, mix
-from bridle.train.algorithm1 import finished_phases, restore_nets
+from bridle.train.algorithm1 import restore_nets
 from bridle.train.finetune import Loss, Tuned, finetune
-from bridle.train.run import Results, Run, locked_by_first, open_machine, record_settings, results_header
+from bridle.train.run import Results, Run, locked_by_first, open_machine, results_header
 
 MAY_CHANGE = (
     *("finetune.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb", "data.bad_share"),
     *("runtime.", "seed"),
 )
 TEST_SHARE = 0.2  # of each class, where the data has neither a test split nor folds
-FILE, FIGURES, SCORES = "finetune.json", "figures.json", "scores.safetensors"
+FIGURES, SCORES = "figures.json", "scores.safetensors"
 FOLD = "fold"
 
 
@@ -99,25 +100,23 @@ def finetune_run(
 
     With `on` the data, input size and fine-tuning settings are those of that recipe.
     """
-    stored = folder / "config.yaml"
-    if not stored.is_file():
-        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    trained = with_absolute_paths(read_config(stored))
+    run = RunFolder(folder)
+    trained = with_absolute_paths(run.config())
     if on is None:
-        config = with_absolute_paths(read_config(stored, overrides))
+        config = with_absolute_paths(run.config(overrides))
         _require_finetune_keys(trained, config)
     else:
         config = on_other_data(trained, on, overrides, may_change=MAY_CHANGE)
     start = find_start(folder, config, iteration)
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         config = with_measured_statistics(config)
-        place = folder / "finetune" / f"{start.name}-{protocol_digits(config, on)}"
+        place = run.finetune(f"{start.name}-{protocol_digits(config, on)}").path
         if distributed.done_once((place / "result.json").is_file):
             tell_changes(place, config)
         else:
             require_even_shares(config.finetune.batch, distributed.world_size(), key="finetune.batch")
             distributed.done_once(partial(place.mkdir, parents=True, exist_ok=True))
-            with locked_by_first(place), StopRequest().listening() as stop:
+            with locked_by_first(RunFolder(place)), StopRequest().listening() as stop:
                 everyone = callbacks if distributed.rank() == 0 else ()
                 job = Job(place, config, start, stop, everyone, command, trained=trained)
                 entry = job.entry()
@@ -183,11 +182,11 @@ class Job:
     def tune(self, folder: Path, unit: Unit, task: Task) -> None:
         """Train one model to its end and score its test items."""
         settings = self.config.finetune
-        distributed.done_once(lambda: record_settings(folder, self.config, command=self.command))
+        distributed.done_once(lambda: RunFolder(folder).write_settings(self.config, command=self.command))
         everyone = [*self.callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
         nets = self.build(task)
         source = mixed(unit.train, self.config.augment)  # partners too come from this unit's training items
-        run = Run(folder, self.config, self.machine, source, nets, self.stop, self.progress, everyone)
+        run = Run(RunFolder(folder), self.config, self.machine, source, nets, self.stop, self.progress, everyone)
         if settings.sampling == "balanced":
             run.weights = balancing_weights(labels_of(unit.train)).tolist()
         for callback in everyone:
@@ -217,7 +216,7 @@ class Job:
         assert scored is not None  # rank 0 has the scores of all items
         scored.save(folder / SCORES)
         figures = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0).as_dict()
-        figures["seconds"] = training_seconds(read_lines(folder / "metrics.jsonl"), self.config.finetune.batch)
+        figures["seconds"] = training_seconds(RunFolder(folder).metrics(), self.config.finetune.batch)
         write_json(folder / FIGURES, figures)
         return figures
 
@@ -262,25 +261,8 @@ def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
         if iteration is not None:
             raise UsageError(f"--iteration {iteration} and finetune.from_scratch=true exclude each other; give one.")
         return Start(0, None)
-    ends = finished_phases(folder)
-    if iteration is not None and is_exported(folder):
-        require_iteration(folder, iteration)
-    elif iteration is not None:
-        ends = [path for path in ends if f"-iter{iteration}-" in path.name]
-    if not ends:
-        which = "" if iteration is None else f" of iteration {iteration}"
-        raise UsageError(
-            f"{folder}: no finished encoder phase{which} yet; run `bridle pretrain` with the same arguments to go on, "
-            "or fine-tune from scratch with finetune.from_scratch=true."
-        )
+    ends = RunFolder(folder).encoder_ends(iteration)
     return Start(int(load_checkpoint(ends[-1]).state["iteration"]), ends[-1])
-
-
-def require_iteration(folder: Path, iteration: int) -> None:
-    """UsageError if an exported folder, which holds one iteration, holds another than the one asked for."""
-    held = int(load_checkpoint(folder).state["iteration"])
-    if held != iteration:
-        raise UsageError(f"{folder}: an exported model of iteration {held}; it has no iteration {iteration}.")
 
 
 def find_task(splits: Splits, config: Config) -> Task:
@@ -365,8 +347,8 @@ def protocol_digits(config: Config, on: str | None = None) -> str:
 def gather_results(folder: Path, config: Config, on: str | None) -> Path:
     """Write RUN/finetune.json, or finetune-ON.json: every start that is finished under these settings."""
     header = {**results_header(config, folder), "protocol": protocol(config, on)}
-    results = Results.anew(folder / results_name(FILE, on), header)
-    for path in sorted((folder / "finetune").glob(f"*-{protocol_digits(config, on)}/result.json")):
+    results = Results.anew(folder / results_name("finetune.json", on), header)
+    for path in sorted(RunFolder(folder).finetune().path.glob(f"*-{protocol_digits(config, on)}/result.json")):
         results.add(read_json(path))
     return results.path
 

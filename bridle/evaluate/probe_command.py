@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bridle import distributed
-from bridle.config import Config, differences, read_config, with_absolute_paths
+from bridle.config import Config, differences, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.build import is_labelled, open_data
 from bridle.data.digests import splits_digest
@@ -22,10 +22,9 @@ from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.evaluator import Judge, probe_header, protocol_of
 from bridle.evaluate.feature_cache import FeatureCache
 from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
-from bridle.runs.checkpoint import is_exported
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.metrics import cpu_seconds_at
-from bridle.train.algorithm1 import encoder_checkpoints, finished_phases, restore_nets, step_of
+from bridle.runs.folder import RunFolder
+from bridle.train.algorithm1 import restore_nets, step_of
 from bridle.train.run import Results, open_machine
 
 # Which items are seen, and how much of each.
@@ -64,16 +63,16 @@ def probe_run(folder: Path, overrides: Sequence[str], *, on: str | None = None) 
 def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
     """Probe every checkpoint inside encoder phases that was kept, and their ends: RUN/curve.json, a point an entry."""
     trained, config = _configs(folder, overrides)
-    if is_exported(folder):
+    if RunFolder(folder).is_exported():
         raise UsageError(f"{folder}: an exported model is one checkpoint; a curve needs the run it comes from.")
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         opened = _open(folder, config)
-        results = _results(folder / "curve.json", _header(config, folder, opened.data), opened.progress)
+        results = _results(RunFolder(folder).results("curve"), _header(config, folder, opened.data), opened.progress)
         take_over_baselines(folder, trained, config, results, data=opened.data)
         judge = _judge(folder, config, results, opened, "linear")
         known = {(entry["iteration"], entry["step"]) for entry in results.value["evaluations"]}
         judge.measure_baselines()
-        for path in encoder_checkpoints(folder):
+        for path in RunFolder(folder).encoder_checkpoints():
             loaded = load_checkpoint(path)
             iteration, step = int(loaded.state["iteration"]), step_of(loaded)
             # Step 0 is the untrained encoder or the end of the iteration before, unless weights were brought along.
@@ -82,7 +81,7 @@ def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
                 continue
             opened.progress.note(f"probing {path.name}")
             encoder = restore_nets(trained, loaded).encoder.to(judge.machine.device).eval()
-            seconds = cpu_seconds_at(folder, phase_index=int(loaded.state["phase_index"]), step=step)
+            seconds = RunFolder(folder).cpu_seconds_at(phase_index=int(loaded.state["phase_index"]), step=step)
             point = {"iteration": iteration, "step": step, "cpu_seconds": seconds}
             results.add({**point, "phase": str(loaded.state["phase"]), "probe": judge.probed(encoder)})
         return results.path
@@ -114,7 +113,7 @@ def take_over_baselines(
     folder: Path, trained: Config, config: Config, results: Results, *, data: str | None
 ) -> list[dict[str, Any]]:
     """The same with the baselines alone; returns the evaluations that stand beside them."""
-    path, same_probe = folder / "results.json", trained.model_copy(update={"probe": config.probe})
+    path, same_probe = RunFolder(folder).results(), trained.model_copy(update={"probe": config.probe})
     if not path.is_file() or _header(config, folder, data) != _header(same_probe, folder, data):
         return []
     known = Results(path, {}).value
@@ -129,11 +128,7 @@ def take_over_baselines(
 
 def _open(folder: Path, config: Config) -> Opened:
     """The finished encoders and the labelled data, or an error that says what is missing."""
-    ends = finished_phases(folder)
-    if not ends:
-        raise UsageError(
-            f"{folder}: no finished encoder phase yet; run `bridle pretrain` with the same arguments to go on."
-        )
+    ends = RunFolder(folder).encoder_ends()
     splits, progress = open_data(config), ProgressLine()
     for note in splits.notes:
         progress.note(note)
@@ -178,7 +173,7 @@ def _judge(
 ) -> Judge:
     # A probe computes in fp32, whatever the run was trained in.
     machine = open_machine(config.runtime, precision="fp32")
-    kept = FeatureCache(folder / "cache", limit=config.probe.cache_mb * MEGABYTE, tell=opened.progress.note)
+    kept = FeatureCache(RunFolder(folder).cache, limit=config.probe.cache_mb * MEGABYTE, tell=opened.progress.note)
     cache = kept if config.probe.cache_mb else None
     return Judge(
         config, opened.splits, machine, results, opened.progress, strict=True, classifier=classifier, cache=cache
@@ -187,13 +182,11 @@ def _judge(
 
 def _configs(folder: Path, overrides: Sequence[str], on: str | None = None) -> tuple[Config, Config]:
     """The run's config, and the same with overrides that an evaluation may make, or on the data of another recipe."""
-    stored = folder / "config.yaml"
-    if not stored.is_file():
-        raise UsageError(f"{folder}: not a run directory (no config.yaml); give the folder that --out named.")
-    trained = read_config(stored)
+    run = RunFolder(folder)
+    trained = run.config()
     if on is not None:
         return trained, on_other_data(trained, on, overrides, may_change=MAY_CHANGE)
-    config = with_absolute_paths(read_config(stored, overrides))
+    config = with_absolute_paths(run.config(overrides))
     # An exported folder keeps only the name of the file its encoder began with.
     for line in differences(with_absolute_paths(trained), config):
         if not line.startswith(MAY_CHANGE):

@@ -5,7 +5,6 @@ It is read from a run directory or from an exported folder; `folder` writes the 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -14,15 +13,17 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from bridle.config import Config, read_config
+from bridle.config import Config
 from bridle.errors import CheckpointError, ConfigError, UsageError, quoted
+from bridle.files import read_json
 from bridle.models.build import build_encoder, build_first_tokenizer, build_later_tokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
-from bridle.report.runs import mapping, read_run
+from bridle.report.runs import items, mapping
 from bridle.runs.checkpoint import EXPORTED, Loaded
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.train.algorithm1 import Turn, finished_phases, has_later_tokenizer, load_modules
+from bridle.runs.folder import RunFolder
+from bridle.train.algorithm1 import Turn, has_later_tokenizer, load_modules
 
 FORMAT = 1  # of an exported folder
 
@@ -52,6 +53,7 @@ class Trained(NamedTuple):
     own_tokenizer: Tokenizer | None
     config: Config
     facts: Facts
+    run: Path | None = None  # the run directory it was read from
 
     def modules(self) -> dict[str, nn.Module]:
         """The networks by name."""
@@ -70,23 +72,37 @@ def restore_trained(config: Config, loaded: Loaded, facts: Facts) -> Trained:
     return trained
 
 
-def facts_of_run(folder: Path, loaded: Loaded, config: Config) -> Facts:
-    """What a run directory tells of one of its checkpoints."""
-    iteration, run = int(loaded.state["iteration"]), read_run(folder)
-    evaluation = next((entry for entry in run.evaluations if entry.get("iteration") == iteration), None)
+def facts_of_run(loaded: Loaded, config: Config) -> Facts:
+    """What a checkpoint of a run and its config say of the model."""
     named = config.data.manifest or config.data.root
     held = {name.partition(".")[0] for name in loaded.tensors["model"]}
     return Facts(
-        iteration=iteration,
+        iteration=int(loaded.state["iteration"]),
         phase=str(loaded.state["phase"]),
         parts=tuple(part for part in ("encoder", "tokenizer") if part in held),
         norms_start=loaded.state["norms_start"],
-        baselines=mapping(run.results.get("baselines")),
-        evaluation=evaluation,
-        probed_on=str(mapping(mapping(run.results.get("protocol")).get("probe")).get("on", "test")),
         data=None if named is None else PurePath(named).name,
-        made_with={key: str(run.environment[key]) for key in ("bridle", "torch") if key in run.environment},
     )
+
+
+def with_scores(trained: Trained) -> Trained:
+    """Add what the run's files say of the model: scores after its iteration, baselines, versions."""
+    if trained.run is None:
+        return trained
+    run, facts = RunFolder(trained.run), trained.facts
+    try:
+        results = read_json(run.results())
+    except CheckpointError:
+        results = {}  # a model can be exported without scores
+    entries = [mapping(entry) for entry in items(results.get("evaluations"))]
+    made_with = run.environment()
+    found = facts._replace(
+        baselines=mapping(results.get("baselines")),
+        evaluation=next((entry for entry in entries if entry.get("iteration") == facts.iteration), None),
+        probed_on=str(mapping(mapping(results.get("protocol")).get("probe")).get("on", "test")),
+        made_with={key: str(made_with[key]) for key in ("bridle", "torch") if key in made_with},
+    )
+    return trained._replace(facts=found)
 
 
 def facts_of_nets(tokenizer: Tokenizer | None) -> Facts:
@@ -108,48 +124,40 @@ def read_facts(state: Mapping[str, Any], folder: Path) -> Facts:
 
 
 def read_trained(folder: Path, *, iteration: int | None = None) -> Trained:
-    """Encoder and tokenizer of an exported folder, or of a run's last finished encoder phase that is whole."""
+    """Encoder and tokenizer of an exported folder, or of a run's last finished encoder phase that is whole.
+
+    Reads the config, the manifest and the tensors, and nothing else of a run.
+    """
+    run = RunFolder(folder)
     if (folder / EXPORTED).is_file():
-        return _read_exported(folder, iteration)
-    if not (folder / "config.yaml").is_file():
+        return _read_exported(run, iteration)
+    if not run.exists():
         raise UsageError(
             f"{folder}: not a run directory (no config.yaml) and not an exported model (no {EXPORTED}); give the "
             "folder that --out named."
         )
-    config = read_config(folder / "config.yaml")
-    ends = finished_phases(folder)
-    if iteration is not None:
-        ends = [path for path in ends if f"-iter{iteration}-" in path.name]
-    problems = []
-    for path in reversed(ends):
+    config, problems = run.config(), []
+    for path in reversed(run.encoder_ends(iteration)):
         try:
             loaded = load_checkpoint(path)
         except CheckpointError as error:
             problems.append(str(error))
             warnings.warn(f"{error} Using an earlier checkpoint if there is one.", stacklevel=3)
             continue
-        return restore_trained(config, loaded, facts_of_run(folder, loaded, config))
-    if problems:
-        raise CheckpointError(" ".join(problems))
-    which = "" if iteration is None else f" of iteration {iteration}"
-    raise UsageError(
-        f"{folder}: no finished encoder phase{which} yet; run `bridle pretrain` with the same arguments to go on."
-    )
+        return restore_trained(config, loaded, facts_of_run(loaded, config))._replace(run=folder)
+    raise CheckpointError(" ".join(problems))
 
 
-def _read_exported(folder: Path, iteration: int | None) -> Trained:
-    require_format(folder)
-    loaded = load_checkpoint(folder)
-    facts = read_facts(loaded.state, folder)
-    if iteration not in (None, facts.iteration):
-        raise UsageError(
-            f"{folder}: an exported model of iteration {facts.iteration}; it has no iteration {iteration}."
-        )
+def _read_exported(run: RunFolder, iteration: int | None) -> Trained:
+    require_format(run.path)
+    loaded = load_checkpoint(run.path)
+    facts = read_facts(loaded.state, run.path)
+    run.encoder_ends(iteration)
     try:
-        config = read_config(folder / "config.yaml")
+        config = run.config()
     except ConfigError as error:
         raise CheckpointError(
-            f"{quoted(folder)} was written by bridle {quoted(loaded.state.get('bridle'))} and this is bridle "
+            f"{quoted(run)} was written by bridle {quoted(loaded.state.get('bridle'))} and this is bridle "
             f"{version('bridle')}, which cannot use its settings ({error}); install that version or a newer one."
         ) from error
     return restore_trained(config, loaded, facts)
@@ -157,13 +165,8 @@ def _read_exported(folder: Path, iteration: int | None) -> Trained:
 
 def require_format(folder: Path) -> None:
     """CheckpointError if an exported folder is of a format that this version does not know."""
-    try:
-        stored = json.loads((folder / EXPORTED).read_text(encoding="utf-8"))
-        found = stored["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"{folder / EXPORTED}: damaged or not written by bridle ({type(error).__name__}); get the folder again."
-        ) from error
+    stored = read_json(folder / EXPORTED, remedy="it was not written by bridle, or is damaged: get the folder again")
+    found = stored.get("format")
     if found != FORMAT:
         raise CheckpointError(
             f"{quoted(folder)} has format {quoted(found)}, this bridle {version('bridle')} reads format {FORMAT}; "

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from bridle.errors import UsageError, quoted
 from bridle.report.gallery import Gallery
+from bridle.runs.folder import RunFolder
 
 JUDGED = ("probe", "knn", "finetune")  # files of further evaluations
 
@@ -50,7 +51,9 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
     folder = Path(path)
     if not folder.is_dir():
         raise UsageError(f"{quoted(folder)} is not a directory; give the directory that `bridle pretrain --out` wrote.")
-    if not any((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl", "results.json")):
+    if not RunFolder(folder).exists() and not any(
+        (folder / name).is_file() for name in ("metrics.jsonl", "results.json")
+    ):
         raise UsageError(
             f"{quoted(folder)} is not a run: it has neither config.yaml nor metrics.jsonl nor results.json; "
             "give the directory that `bridle pretrain --out` wrote."
@@ -63,7 +66,7 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         method=str(found.get("method") or ""),
         metrics=_read_rows(folder / "metrics.jsonl", notes),
         results=found,
-        config=_read_text(folder / "config.yaml"),
+        config=RunFolder(folder).config_text(),
         environment=_read_object(folder / "environment.json", notes),
         examined=_read_object(folder / "codebooks.json", notes),
         judged={kind: _read_object(folder / f"{kind}.json", notes) for kind in JUDGED},

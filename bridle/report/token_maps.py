@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.config import Config, read_config
+from bridle.config import Config
 from bridle.config.schema import AugmentConfig
 from bridle.data.build import open_data
 from bridle.data.loading.loader import load_samples, moments_tensors, normalise, stack_valid
@@ -32,7 +32,8 @@ from bridle.quantize.rules import stage_inputs
 from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.sample_pictures import Canvas, Limits, Picture, code_colors, data_uri, sound_uri
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.train.algorithm1 import finished_phases, restore_nets
+from bridle.runs.folder import RunFolder
+from bridle.train.algorithm1 import restore_nets
 
 POOL = (24, 384)  # fewest and most samples looked at
 POOL_VALUES = 8_000_000  # numbers in all of them, between those bounds
@@ -57,25 +58,26 @@ class Pool(NamedTuple):
 def gallery_of(folder: Path) -> Gallery:
     """Pictures of a run's tokens, or why there are none."""
     try:
-        config = read_config(folder / "config.yaml")
-        nets, name = last_nets(folder, config)
-        return make_gallery(config, nets, checkpoint=name)
+        config = RunFolder(folder).config()
+        nets, iteration = last_nets(folder, config)
+        return make_gallery(config, nets, iteration=iteration)
     except (BridleError, OSError) as error:
         return Gallery(note=f"No samples are shown: {error}")
 
 
-def last_nets(folder: Path, config: Config) -> tuple[Nets, str]:
-    """The networks of the last finished encoder phase that is whole, and the name of its checkpoint."""
+def last_nets(folder: Path, config: Config) -> tuple[Nets, int]:
+    """The networks of the last finished encoder phase that is whole, and its iteration."""
     problem: CheckpointError | None = None
-    for path in reversed(finished_phases(folder)):
+    for path in reversed(RunFolder(folder).encoder_checkpoints(ends=True)):
         try:
-            return restore_nets(config, load_checkpoint(path)), path.name
+            loaded = load_checkpoint(path)
+            return restore_nets(config, loaded), int(loaded.state["iteration"])
         except CheckpointError as error:
             problem = error
     raise problem or UsageError("no encoder phase is finished yet.")
 
 
-def make_gallery(config: Config, nets: Nets, *, checkpoint: str) -> Gallery:
+def make_gallery(config: Config, nets: Nets, *, iteration: int) -> Gallery:
     """Token maps, typical patches and neighbours of a run's own data."""
     geometry = config.geometry.build()
     kind = modality_of(config).drawing_of(geometry)
@@ -90,7 +92,7 @@ def make_gallery(config: Config, nets: Nets, *, checkpoint: str) -> Gallery:
     gallery = Gallerist(nets, source, pool, canvas, pictures, root=config.data.root)
     part = "training" if splits.test is None else "test"
     return Gallery(
-        about=f"{len(pool.samples)} {part} samples, model at the end of {checkpoint.split('-')[1]}",
+        about=f"{len(pool.samples)} {part} samples, model at the end of iter{iteration}",
         wide=canvas.width > 2 * canvas.height,
         crisp=kind != "line" and min(canvas.width, canvas.height) <= CRISP,
         maps=gallery.maps(),

@@ -23,8 +23,34 @@ from bridle.errors import CheckpointError, NonFiniteError, quoted
 MANIFEST, STATE, LATEST = "manifest.json", "state.json", "latest"
 EXPORTED = "config.json"  # the state of an exported folder, which is read like a checkpoint
 FORMAT = 1
-NAME = re.compile(r"p\d+-.+-\d{8}(-end)?")  # folders with other names are not ours
 SPARE = 1_000_000  # bytes beside the tensors
+
+
+class CheckpointName(NamedTuple):
+    """A checkpoint's folder name: pNNNN-iterR-PHASE-STEP[-end]. Names sort in the order in which they are made."""
+
+    phase_index: int
+    iteration: int
+    phase: str
+    step: int
+    is_end: bool  # of the phase
+
+    def __str__(self) -> str:
+        end = "-end" if self.is_end else ""
+        return f"p{self.phase_index:04}-iter{self.iteration}-{self.phase}-{self.step:08}{end}"
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointName | None:
+        """The parts of a name; None if it is not the name of a checkpoint."""
+        found = re.fullmatch(r"p(\d+)-iter(\d+)-([a-z]+)-(\d{8})(-end)?", text)
+        return found and cls(int(found[1]), int(found[2]), found[3], int(found[4]), found[5] is not None)
+
+    @classmethod
+    def of(cls, path: Path) -> CheckpointName:
+        """The parts of the name of a checkpoint's folder."""
+        found = cls.parse(path.name)
+        assert found is not None, path
+        return found
 
 
 def is_count(value: object) -> bool:
@@ -147,7 +173,7 @@ def load(path: Path) -> Loaded:
     except (ValueError, OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged or incomplete ({error}).") from error
     file = path / (STATE if STATE in listed else EXPORTED)
-    return Loaded(tensors, State(_read_json(file), file), path)
+    return Loaded(tensors, State(read_state_file(file), file), path)
 
 
 def find_damage(path: Path, *, sizes_only: bool = False) -> str | None:
@@ -168,7 +194,7 @@ def find_damage(path: Path, *, sizes_only: bool = False) -> str | None:
 
 
 def _manifest_files(path: Path) -> dict[str, Any]:
-    manifest = _read_json(path / MANIFEST)
+    manifest = read_state_file(path / MANIFEST)
     if not isinstance(manifest.get("files"), dict):
         raise CheckpointError(f"{path / MANIFEST}: damaged (it lists no files).")
     return dict(manifest["files"])
@@ -176,22 +202,8 @@ def _manifest_files(path: Path) -> dict[str, Any]:
 
 def checkpoint_folders(root: Path) -> list[Path]:
     """All published checkpoints, oldest first; their names sort by phase and step."""
-    return sorted(path for path in root.glob("p*") if NAME.fullmatch(path.name) and is_folder(path))
-
-
-def is_exported(folder: Path) -> bool:
-    """Is this the folder of an exported model, which holds one checkpoint of some networks and no run?"""
-    return (folder / EXPORTED).is_file() and (folder / MANIFEST).is_file()
-
-
-def exported_facts(folder: Path) -> dict[str, Any]:
-    """What an exported folder says of its model beside the weights."""
-    return _read_json(folder / EXPORTED)
-
-
-def is_folder(path: Path) -> bool:
-    """A folder of its own and no link to one, which would be somebody else's."""
-    return path.is_dir() and not path.is_symlink()
+    named = (path for path in root.glob("p*") if CheckpointName.parse(path.name) is not None)
+    return sorted(path for path in named if path.is_dir() and not path.is_symlink())  # a link leads to another run
 
 
 def write_json(path: Path, value: object) -> None:
@@ -203,7 +215,8 @@ def write_json(path: Path, value: object) -> None:
         raise files.unwritable(path, error) from error
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_state_file(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a checkpoint; CheckpointError if it is damaged or of another format."""
     value = files.read_json(path, remedy="it is damaged or incomplete")
     if value.get("format") != FORMAT:
         raise CheckpointError(f"{path}: not a bridle checkpoint file of format {FORMAT}.")
@@ -235,17 +248,17 @@ def require_space_for_run(root: Path, *, model: int, ends: int, keep: int) -> No
 
 
 def _rotate(root: Path, newest: str, keep: int, keep_finished: bool) -> None:
-    """Remove old checkpoints inside phases; ends of phases (names ending in -end) and the newest stay.
+    """Remove old checkpoints inside phases; ends of phases and the newest stay.
 
     A damaged one counts neither as kept nor as the end of a phase, so that the last good ones stay.
     """
     whole = [path for path in checkpoint_folders(root) if find_damage(path, sizes_only=True) is None]
+    names = {path: CheckpointName.of(path) for path in whole}
     # A finished phase needs no steps from inside it any more to go on.
-    ends = [path.name for path in whole if path.name.endswith("-end")]
-    finished = set[str]() if keep_finished else {name.rsplit("-", 2)[0] for name in ends}
-    inside = [path for path in whole if not path.name.endswith("-end") and path.name != newest]
+    finished = set[int]() if keep_finished else {name.phase_index for name in names.values() if name.is_end}
+    inside = [path for path, name in names.items() if not name.is_end and path.name != newest]
     room = keep if newest.endswith("-end") else keep - 1
     for position, path in enumerate(reversed(inside)):
-        if position >= room or path.name.rsplit("-", 1)[0] in finished:
+        if position >= room or names[path].phase_index in finished:
             shutil.rmtree(path, ignore_errors=True)  # what cannot be removed now is looked at again next time
             failpoints.hit("checkpoint.inside_rotate")

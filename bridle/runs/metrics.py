@@ -1,18 +1,16 @@
-"""What people see and keep of a run: the live line, metrics.jsonl, TensorBoard, and hooks for other trackers."""
+"""Figures of a run as rows of JSON: appending them, and trackers (TensorBoard, callbacks) that receive them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from bridle import failpoints
-from bridle.console import clock
-from bridle.files import append_line, json_line, read_lines, sync, unwritable, write_text
+from bridle.files import append_line, unwritable
 
 Row = Mapping[str, Any]
-COSTS = "costs.jsonl"  # of a run: CPU seconds at every checkpoint
 
 
 class Callback(Protocol):
@@ -31,47 +29,6 @@ class Callback(Protocol):
         """The run is finished or interrupted."""
 
 
-class MetricsFile:
-    """metrics.jsonl. On resume, rows behind the checkpoint are dropped, so there are neither gaps nor repeats."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def rewind(self, *, phase_index: int, step: int) -> None:
-        """Keep only rows up to `step` of phase `phase_index`."""
-        kept = [row for row in read_lines(self.path) if _is_up_to(row, phase_index, step)]
-        try:
-            write_text(self.path, "".join(map(json_line, kept)))
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-
-    def append(self, row: Row) -> None:
-        append_row(self.path, row, place="metrics.append")
-
-    def sync(self) -> None:
-        """Safe on the disk: a checkpoint that survives a power cut must not find fewer rows than it had."""
-        try:
-            if self.path.exists():
-                sync(self.path)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
-
-
-def cpu_seconds_at(folder: Path, *, phase_index: int, step: int) -> float | None:
-    """CPU seconds of training up to a place: as noted with its checkpoint, or else with the last row before it.
-
-    None where that is not known, as in runs of older versions.
-    """
-    noted = [
-        row for row in read_lines(folder / COSTS) if (row.get("phase_index"), row.get("step")) == (phase_index, step)
-    ]
-    before = [row for row in read_lines(folder / "metrics.jsonl") if _is_up_to(row, phase_index, step)]
-    for row in (*noted[-1:], *before[-1:]):
-        if isinstance(found := row.get("cpu_seconds"), int | float):
-            return float(found)
-    return None
-
-
 def append_row(path: Path, row: Row, *, place: str | None = None) -> None:
     """Add a row to a .jsonl file; `place` is its failpoint."""
     try:
@@ -82,51 +39,10 @@ def append_row(path: Path, row: Row, *, place: str | None = None) -> None:
         raise unwritable(path, error) from error
 
 
-def _is_up_to(row: Row, phase_index: int, step: int) -> bool:
-    """Was the row written before that place? One that does not say where it was written was not written here."""
+def is_up_to(row: Row, phase_index: int, step: int) -> bool:
+    """Is the row of this step or an earlier one? A row that does not say where it belongs is not."""
     place = row.get("phase_index"), row.get("step")
     return all(isinstance(number, int) for number in place) and place <= (phase_index, step)
-
-
-def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
-    """A row of metrics as the line people read."""
-    turn = f"iter {row['iteration']}/{iterations}" if row["iteration"] else "scratch"
-    parts = [
-        f"{turn} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
-        f"loss {row['loss']:.3f}",
-    ]
-    if "token_accuracy" in row:
-        parts.append(f"accuracy {_stages(row['token_accuracy'])}")
-    if "accuracy" in row:
-        parts.append(f"accuracy {row['accuracy']:.2f}")
-    if "cosine" in row:
-        parts.append(f"cosine loss {row['cosine']:.3f}")
-    if "code_usage" in row:
-        parts.append(f"codes used {_stages(row['code_usage'])}")
-    if row["skipped"]:
-        parts.append(f"skipped {row['skipped']}")
-    parts.append(f"{row['samples_per_second']:,.0f} samples/s")
-    parts.append(f"ETA {clock(eta_seconds)}")
-    return " · ".join(parts)
-
-
-def describe_briefly(row: Row, *, iterations: int, eta_seconds: float) -> str:
-    """The same in 80 columns: accuracy of the first stage, use of the least used book."""
-    parts = [f"{row['iteration']}/{iterations} {row['phase']} {row['step']}/{row['steps']}", f"loss {row['loss']:.3f}"]
-    if "token_accuracy" in row:
-        parts.append(f"acc {_stages(row['token_accuracy'][:1])}")
-    if "accuracy" in row:
-        parts.append(f"acc {row['accuracy']:.2f}")
-    if "code_usage" in row:
-        parts.append(f"codes {_stages([min(row['code_usage'])])}")
-    parts.append(f"{row['samples_per_second']:,.0f}/s")
-    parts.append(f"ETA {clock(eta_seconds)}")
-    return " · ".join(parts)
-
-
-def _stages(values: Sequence[float]) -> str:
-    shown = (f"{value:.2f}" for value in values)
-    return "/".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown)
 
 
 class TensorBoard:

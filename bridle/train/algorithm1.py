@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -25,8 +24,6 @@ from bridle.models.tokenizer import tokenizer_kind
 from bridle.models.vit_import import load_vit
 from bridle.runs.checkpoint import (
     Loaded,
-    checkpoint_folders,
-    is_exported,
     load_latest,
     require_space_for_run,
     size_of,
@@ -37,9 +34,6 @@ from bridle.train.engine import Phase, Progress, fit
 from bridle.train.joint import joint_phase
 from bridle.train.phases import begins_untrained_tokenizer, encoder_phase, tokenizer_phase
 from bridle.train.run import Networks, Results, Run
-from bridle.train.stored_codes import forget_codes
-
-STARTED = "encoder_start.json"  # in a run: what was taken from encoder.weights
 
 Evaluate = Callable[[Nets], Mapping[str, Any]]
 
@@ -113,18 +107,6 @@ def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
         ) from error
 
 
-def finished_phases(folder: Path) -> list[Path]:
-    """The checkpoints at the ends of encoder (or joint) phases of a run, oldest first; an exported folder is one."""
-    if is_exported(folder):
-        return [folder]
-    return [path for path in encoder_checkpoints(folder) if path.name.endswith("-end")]
-
-
-def encoder_checkpoints(folder: Path) -> list[Path]:
-    """All checkpoints of encoder (or joint) phases that a run has kept, oldest first."""
-    return [path for path in checkpoint_folders(folder / "checkpoints") if "-tokenizer-" not in path.name]
-
-
 def last_checkpoint(run: Run[Networks], *, measured: bool = False) -> Loaded | None:
     """Where the run left off, or None at its beginning; the log is cut back to the same place.
 
@@ -160,7 +142,7 @@ def latest_for_all(run: Run[Networks]) -> Loaded | None:
     found: list[Loaded | None] = []
 
     def newest() -> str | None:
-        loaded, messages = load_latest(run.checkpoints)
+        loaded, messages = load_latest(run.folder.checkpoints)
         for message in messages:
             run.progress.note(message)
         found.append(loaded)
@@ -168,13 +150,13 @@ def latest_for_all(run: Run[Networks]) -> Loaded | None:
 
     name = distributed.done_once(newest)
     if name is not None and not found:
-        found.append(load_checkpoint(run.checkpoints / name))
+        found.append(load_checkpoint(run.folder.checkpoints / name))
     return found[0] if found else None
 
 
 def rewind(run: Run[Networks], *, phase_index: int, step: int) -> None:
     if distributed.rank() == 0:
-        run.metrics.rewind(phase_index=phase_index, step=step)
+        run.folder.rewind_metrics(phase_index=phase_index, step=step)
 
 
 def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> None:
@@ -188,7 +170,10 @@ def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> N
         run.nets = restore_nets(run.config, loaded)
     to_device(run)
     require_space_for_run(
-        run.checkpoints, model=size_of({"model": run.nets.state()}), ends=len(turns), keep=run.config.runtime.keep
+        run.folder.checkpoints,
+        model=size_of({"model": run.nets.state()}),
+        ends=len(turns),
+        keep=run.config.runtime.keep,
     )
     for index, turn in enumerate(turns[first:], start=first):
         inside = loaded if loaded is not None and index == first else None
@@ -197,7 +182,8 @@ def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> N
             renew(run, turn)
         if inside is None or not inside.state["finished"]:
             fit(run, build_phase(run, index, turn), inside)
-        forget_codes(run.folder)
+        if distributed.rank() == 0:
+            run.folder.remove_codes()
         if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
             saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
             with run.stop.leaving_at_once(saved):
@@ -244,7 +230,7 @@ def renew(run: Run[Nets], turn: Turn) -> None:
     if config.encoder.weights is not None and turn.name != "tokenizer" and anew:
         started = load_vit(nets.encoder, config.encoder.weights)
         if distributed.rank() == 0:
-            write_json(run.folder / STARTED, started.record())
+            write_json(run.folder.encoder_start, started.record())
         run.progress.note(started.describe())
     to_device(run)
 

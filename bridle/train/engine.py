@@ -24,7 +24,6 @@ from bridle.nn.transformer import drop_path_scales
 from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
-from bridle.runs.metrics import COSTS, append_row, cpu_seconds_at
 from bridle.seeding import generator
 from bridle.train.optim import (
     build_optimizer,
@@ -192,7 +191,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     loader = run.loader(
         phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
-    spent = cpu_seconds_at(run.folder, phase_index=phase.index, step=progress.step)
+    spent = run.folder.cpu_seconds_at(phase_index=phase.index, step=progress.step)
     if (phase.index, progress.step) == (0, 0):
         spent = 0.0
     clock = Clock(step=progress.step, batch=phase.settings.batch, spent=spent, began=began)
@@ -366,7 +365,7 @@ def skip(run: Run[Networks], phase: Phase, progress: Progress) -> None:
     if progress.skipped_in_a_row >= run.config.runtime.stop_after_skips:
         raise NonFiniteError(
             f"{phase.key} step {progress.step}: {progress.skipped_in_a_row} steps in a row with a loss or gradient "
-            f"that is not finite. The last good checkpoint is in {run.checkpoints}. "
+            f"that is not finite. The last good checkpoint is in {run.folder.checkpoints}. "
             "Try a lower learning_rate with another --out."
         )
 
@@ -384,16 +383,16 @@ def note_cost(run: Run[Networks], phase: Phase, progress: Progress, clock: Clock
     """What training has cost up to a checkpoint; beside and not in it, whose bits only the experiment decides."""
     spent = clock.cpu_seconds(run.machine.device)  # collective
     if spent is not None and distributed.rank() == 0:
-        append_row(run.folder / COSTS, {"phase_index": phase.index, "step": progress.step, "cpu_seconds": spent})
+        run.folder.add_cost({"phase_index": phase.index, "step": progress.step, "cpu_seconds": spent})
 
 
 def save_checkpoint(
     run: Run[Networks], phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
 ) -> None:
-    """Publish where the run stands. Names sort in the order in which they were made."""
+    """Publish a checkpoint of the run as it stands."""
     if distributed.rank():
         return  # rank 0 writes for all
-    name = f"p{phase.index:04}-{phase.key}-{progress.step:08}" + ("-end" if end else "")
+    name = checkpoint.CheckpointName(phase.index, phase.iteration, phase.name, progress.step, end)
     state = {
         "phase_index": phase.index,
         "phase": phase.name,
@@ -403,6 +402,8 @@ def save_checkpoint(
         **run.nets.record(),
         "made_with": run.made_with(),
     }
-    run.metrics.sync()
+    run.folder.sync_metrics()
     kept = run.config.runtime
-    checkpoint.publish(run.checkpoints, name, tensors, state, keep=kept.keep, keep_finished=kept.keep_finished)
+    checkpoint.publish(
+        run.folder.checkpoints, str(name), tensors, state, keep=kept.keep, keep_finished=kept.keep_finished
+    )

@@ -38,7 +38,7 @@ from bridle.seeding import generator
 from bridle.train.engine import Draws, Phase, StepResult, move
 from bridle.train.parallel import share_bad
 from bridle.train.run import Run
-from bridle.train.stored_codes import FOLDER, CodeTable
+from bridle.train.stored_codes import CodeTable
 
 MOST_START_TOKENS = 131_072
 START_TOKENS_PER_CODE = 64
@@ -159,7 +159,7 @@ class KeptTargets:
 def stored_codes(run: Run[Nets], key: str) -> CodeTable:
     """Where the codes of all samples are kept during a phase, by the tokenizer that gave them."""
     quantizer, shape = run.config.quantizer, (len(run.source), run.config.geometry.build().tokens)
-    path = run.folder / FOLDER / f"{key}.npy"
+    path = run.folder.codes / f"{key}.npy"
     return CodeTable(path, shape=(*shape, quantizer.codebooks), sizes=quantizer.sizes)
 
 

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from bridle.config import Config, differences, load_config, recipe_names
 from bridle.errors import BridleError
-from bridle.train.run import FREE_KEYS, with_statistics
+from bridle.runs.folder import FREE_KEYS
+from bridle.train.run import with_statistics
 
 FORMAT = 1
 WIDTH = 4.0  # spreads on either side of the mean

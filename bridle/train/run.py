@@ -13,25 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from bridle import distributed
-from bridle.config import Config, differences, dump_config, read_config
+from bridle.config import Config
 from bridle.config.training_schema import RuntimeConfig
 from bridle.console import ProgressLine
 from bridle.data.loading.balance import WeightedOrder
 from bridle.data.loading.loader import BadSample, Loader
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source
-from bridle.errors import CheckpointError, ConfigError, DataError, UsageError
-from bridle.files import locked_folder, read_lines, write_text
-from bridle.machine import Machine, StopRequest, environment
-from bridle.runs.checkpoint import exported_facts, is_exported, write_json
-from bridle.runs.metrics import Callback, MetricsFile, append_row
-
-# Keys that may differ between the command that began a run and the one that continues it.
-FREE_KEYS = (
-    *("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views"),
-    *("probe.", "finetune.", "detokenizer."),
-    "data.bad_share",  # the message about too many bad files asks to raise it
-)
+from bridle.errors import CheckpointError, DataError
+from bridle.machine import Machine, StopRequest
+from bridle.runs.checkpoint import write_json
+from bridle.runs.folder import Quarantined, RunFolder
+from bridle.runs.metrics import Callback
 
 
 class Networks(Protocol):
@@ -57,7 +50,7 @@ Networks_co = TypeVar("Networks_co", bound=Networks, covariant=True)
 class Run(Generic[Networks_co]):
     """Everything that is the same in all phases of a run."""
 
-    folder: Path
+    folder: RunFolder
     config: Config
     machine: Machine
     source: Source
@@ -70,12 +63,7 @@ class Run(Generic[Networks_co]):
     weights: Sequence[float] | None = None  # how often each sample is drawn, relatively; None: once an epoch
 
     def __post_init__(self) -> None:
-        self.metrics = MetricsFile(self.folder / "metrics.jsonl")
-        self.bad = {row["index"]: BadSample(row["index"], row["path"], row["reason"]) for row in self._quarantined()}
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+        self.bad = {row.index: BadSample(row.index, row.path, row.reason) for row in self.folder.quarantined()}
 
     def made_with(self) -> dict[str, Any]:
         """What bit-exactness depends on beside the config; saved with every checkpoint."""
@@ -119,15 +107,15 @@ class Run(Generic[Networks_co]):
             if sample.index in self.bad:
                 continue
             self.bad[sample.index] = sample
-            row = {"index": sample.index, "path": sample.name, "reason": sample.reason, "phase": phase}
             if distributed.rank() == 0:
-                append_row(self._quarantine_file, row, place="quarantine.append")
+                listed = Quarantined(sample.index, sample.name, sample.reason)
+                self.folder.add_quarantined(listed, phase=phase)
             self.progress.note(f"bad sample put aside: {sample.reason}")
         share, limit = len(self.bad) / len(self.source), self.config.data.bad_share
         if share > limit:
             raise DataError(
                 f"{len(self.bad)} of {len(self.source)} samples cannot be used, more than data.bad_share={limit}; they "
-                f"are listed in {self._quarantine_file}. Mend or remove them, or raise data.bad_share."
+                f"are listed in {self.folder.quarantine}. Mend or remove them, or raise data.bad_share."
             )
 
     def leave(self, saved: str) -> None:
@@ -138,16 +126,6 @@ class Run(Generic[Networks_co]):
                 return  # a signal that came meanwhile is for the next look, where all ranks know of it
             self.stop.received = asked
         self.stop.leave(saved)
-
-    @property
-    def _quarantine_file(self) -> Path:
-        return self.folder / "quarantine.jsonl"
-
-    def _quarantined(self) -> list[dict[str, Any]]:
-        """Rows as `quarantine` writes them; what another row means is found again when its sample is."""
-        kinds = {"index": int, "path": str, "reason": str}
-        rows = read_lines(self._quarantine_file)
-        return [row for row in rows if all(isinstance(row.get(key), kind) for key, kind in kinds.items())]
 
 
 def open_machine(runtime: RuntimeConfig, *, precision: str | None = None) -> Machine:
@@ -160,36 +138,9 @@ def open_machine(runtime: RuntimeConfig, *, precision: str | None = None) -> Mac
     )
 
 
-def prepare_folder(folder: Path, config: Config) -> None:
-    """Create a run directory, or check that an existing one holds the same experiment. Changes nothing in it."""
-    stored = folder / "config.yaml"
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder}: exists and is not a directory; choose another --out.")
-    if is_exported(folder):
-        raise UsageError(f"{folder}: holds an exported model and no run; choose another --out.")
-    if stored.exists():
-        require_same(read_config(stored), config, folder)
-    elif folder.exists() and any(path.name not in ("run.lock", ".config.yaml.tmp") for path in folder.iterdir()):
-        raise UsageError(f"{folder}: not empty and not a run of bridle; choose another --out.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def record_settings(folder: Path, config: Config, *, command: str | None) -> None:
-    """Write the resolved config and the environment; the caller holds the lock."""
-    stored = folder / "config.yaml"
-    try:
-        write_text(stored, dump_config(config))
-        write_json(folder / "environment.json", environment(command))
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def locked_by_first(folder: Path) -> AbstractContextManager[None]:
+def locked_by_first(folder: RunFolder) -> AbstractContextManager[None]:
     """The lock on a run directory, taken once for all ranks."""
-    return locked_folder(folder) if distributed.rank() == 0 else nullcontext()
+    return folder.lock() if distributed.rank() == 0 else nullcontext()
 
 
 def require_same_data(source: Source) -> None:
@@ -201,20 +152,6 @@ def require_same_data(source: Source) -> None:
                 f"rank {rank} finds {length} samples where rank 0 finds {lengths[0]}; "
                 "all machines must see the same data under the same path."
             )
-
-
-def _unwritable(folder: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{folder}: cannot be written ({error.strerror or error}); choose another --out.")
-
-
-def require_same(stored: Config, wanted: Config, folder: Path) -> None:
-    """Refuse a config that would change the experiment in `folder`."""
-    changed = [line for line in differences(stored, wanted) if not line.startswith(FREE_KEYS)]
-    if changed:
-        shown = "; ".join(changed[:4]) + ("; …" if len(changed) > 4 else "")
-        raise ConfigError(
-            f"{folder} holds a run with another config ({shown}); use another --out, or the config it began with."
-        )
 
 
 def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float]) -> Config:
@@ -239,7 +176,7 @@ def results_header(config: Config, folder: Path | None = None) -> dict[str, Any]
 
 def method_name(config: Config, folder: Path | None = None) -> str:
     """What a run is called beside others: by its targets, as far as they are known."""
-    about = exported_facts(folder) if folder is not None and is_exported(folder) else {}
+    about = {} if folder is None else RunFolder(folder).export_facts()
     if about.get("imported"):
         return "imported"
     if config.loss.target == "patches":

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from bridle import distributed
+from bridle.console import clock as clock_text
 from bridle.machine import cpu_seconds
 from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
-from bridle.runs.metrics import describe, describe_briefly
+from bridle.runs.metrics import Row
 from bridle.train.reference_curves import CurveWatch
 from bridle.train.run import Networks, Run
 
@@ -93,7 +95,7 @@ def report(
     }
     if distributed.rank():
         return  # rank 0 speaks for all
-    run.metrics.append(row)
+    run.folder.add_metrics(row)
     for callback in run.callbacks:
         callback.on_metrics(row)
     if figures["loss"] is not None:
@@ -106,6 +108,47 @@ def report(
             run.progress.note(f"{phase.key} step {progress.step}: {text}")
     for text in watches.curve.look(row):
         run.progress.note(text)
+
+
+def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
+    """A row of metrics as the line people read."""
+    turn = f"iter {row['iteration']}/{iterations}" if row["iteration"] else "scratch"
+    parts = [
+        f"{turn} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
+        f"loss {row['loss']:.3f}",
+    ]
+    if "token_accuracy" in row:
+        parts.append(f"accuracy {_stages(row['token_accuracy'])}")
+    if "accuracy" in row:
+        parts.append(f"accuracy {row['accuracy']:.2f}")
+    if "cosine" in row:
+        parts.append(f"cosine loss {row['cosine']:.3f}")
+    if "code_usage" in row:
+        parts.append(f"codes used {_stages(row['code_usage'])}")
+    if row["skipped"]:
+        parts.append(f"skipped {row['skipped']}")
+    parts.append(f"{row['samples_per_second']:,.0f} samples/s")
+    parts.append(f"ETA {clock_text(eta_seconds)}")
+    return " · ".join(parts)
+
+
+def describe_briefly(row: Row, *, iterations: int, eta_seconds: float) -> str:
+    """The same in 80 columns: accuracy of the first stage, use of the least used book."""
+    parts = [f"{row['iteration']}/{iterations} {row['phase']} {row['step']}/{row['steps']}", f"loss {row['loss']:.3f}"]
+    if "token_accuracy" in row:
+        parts.append(f"acc {_stages(row['token_accuracy'][:1])}")
+    if "accuracy" in row:
+        parts.append(f"acc {row['accuracy']:.2f}")
+    if "code_usage" in row:
+        parts.append(f"codes {_stages([min(row['code_usage'])])}")
+    parts.append(f"{row['samples_per_second']:,.0f}/s")
+    parts.append(f"ETA {clock_text(eta_seconds)}")
+    return " · ".join(parts)
+
+
+def _stages(values: Sequence[float]) -> str:
+    shown = (f"{value:.2f}" for value in values)
+    return "/".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown)
 
 
 def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:

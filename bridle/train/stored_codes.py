@@ -11,7 +11,6 @@ is tokenized live.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from bridle.runs.checkpoint import write_json
 from bridle.seeding import mix
 from bridle.train.parallel import digest
 
-FOLDER = "codes"  # in a run
 Tokenized = Callable[[], Iterator[tuple[Tensor, Tensor]]]  # of this rank's batches, indices (B,) and codes (B, T, M)
 MadeFrom = Mapping[str, str | None]
 
@@ -107,9 +105,3 @@ class CodeTable:
     def _publish(self, temporary: Path, made_from: MadeFrom) -> None:
         publish_file(temporary, self.path)
         write_json(self._facts, self._described(made_from))
-
-
-def forget_codes(folder: Path) -> None:
-    """Delete the stored codes of a run whose phase is over."""
-    if distributed.rank() == 0:
-        shutil.rmtree(folder / FOLDER, ignore_errors=True)
