@@ -12,7 +12,8 @@ from bridle.data.build import open_data
 from bridle.data.loading.loader import Loader
 from bridle.models.build import Nets, build_nets
 from bridle.runs.checkpoint import publish
-from bridle.train.run import record_settings, with_statistics
+from bridle.runs.folder import RunFolder
+from bridle.train.run import with_statistics
 
 
 def write_run(
@@ -25,7 +26,7 @@ def write_run(
     """A run whose finished phases are `ends`; `spoil` may change its networks before they are saved."""
     config = with_statistics(config, [0.3] * config.geometry.channels, [0.4] * config.geometry.channels)
     folder.mkdir(parents=True, exist_ok=True)
-    record_settings(folder, config, command="bridle pretrain")
+    RunFolder(folder).write_settings(config, command="bridle pretrain")
     source = open_data(config).train
     loader = Loader(source=source, seed=0, phase="start", batch=1, mean=[0.3], std=[0.4])
     x = torch.cat([batch.x for batch in loader.first(200, rows=200)])  # a file that cannot be read is replaced

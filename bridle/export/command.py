@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bridle.console import ProgressLine
 from bridle.export.folder import CARD, LOADED, as_stored, require_free, write_folder
-from bridle.export.load import Trained, with_scores
+from bridle.export.load import Trained
 from bridle.export.onnx import onnx_files, program_files
 
 
@@ -23,7 +23,7 @@ def export_model(
     """Write the folder and return the names of its files."""
     require_free(out, overwrite=overwrite)  # before minutes are spent on graphs
     progress = progress or ProgressLine()
-    stored = as_stored(with_scores(trained), half=half)
+    stored = as_stored(trained, half=half)
     extras = [onnx_files(stored, progress)] if onnx else []
     extras += [program_files(stored, progress)] if program else []
     written = write_folder(out, stored, half=half, overwrite=overwrite, extras=extras)

@@ -165,7 +165,7 @@ def _read_exported(run: RunFolder, iteration: int | None) -> Trained:
 
 def require_format(folder: Path) -> None:
     """CheckpointError if an exported folder is of a format that this version does not know."""
-    stored = read_json(folder / EXPORTED, remedy="it was not written by bridle, or is damaged: get the folder again")
+    stored = read_json(folder / EXPORTED, remedy="damaged or not written by bridle: get the folder again")
     found = stored.get("format")
     if found != FORMAT:
         raise CheckpointError(

@@ -45,6 +45,7 @@ from bridle.grid.subprocesses import run_beside
 from bridle.report.curves import curve_of, write_curves
 from bridle.report.tables import BASELINES
 from bridle.runs.checkpoint import write_json
+from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import append_row
 from bridle.seeding import generator, mix
 
@@ -181,7 +182,7 @@ def run_grid(
     table = write_tables(grid, scores, recipe, overrides, out, minutes=(time.perf_counter() - began) / 60)
     if grid.curve:
         drawn_from = [cell for cell in grid_cells if grid.points_of(cell.row)]
-        probed = [cell.folder for cell in drawn_from if (cell.folder / "checkpoints").is_dir()]
+        probed = [cell.folder for cell in drawn_from if RunFolder(cell.folder).checkpoint_paths()]
         run_beside(
             {f"{folder.name} curve": ["probe", str(folder), "--curve"] for folder in probed}, jobs=jobs, console=console
         )

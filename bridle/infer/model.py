@@ -27,7 +27,7 @@ from bridle.data.sources import Reader
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import write_folder
 from bridle.export.hub import find_model, push
-from bridle.export.load import Trained, facts_of_nets, read_trained
+from bridle.export.load import Trained, facts_of_nets, read_trained, with_scores
 from bridle.geometry import Geometry
 from bridle.infer.arrays import (
     ArrayLike,
@@ -85,6 +85,7 @@ class Model:
         self.device = device
         self.encoder, self.own_tokenizer = nets.encoder, nets.own_tokenizer
         self.facts = nets.facts if isinstance(nets, Trained) else facts_of_nets(nets.own_tokenizer)
+        self.run = nets.run if isinstance(nets, Trained) else None
         for module in self._networks():
             module.requires_grad_(False).eval().to(device)
         self.encoder.to(dtype)
@@ -116,7 +117,8 @@ class Model:
     def trained(self, *, data_licence: str | None = None) -> Trained:
         """Networks, config and what is known of the model, for writing it down."""
         licence = data_licence or self.facts.data_licence
-        return Trained(self.encoder, self.own_tokenizer, self.config, self.facts._replace(data_licence=licence))
+        facts = self.facts._replace(data_licence=licence)
+        return with_scores(Trained(self.encoder, self.own_tokenizer, self.config, facts, self.run))
 
     @property
     def tokenizer(self) -> Tokenizer:

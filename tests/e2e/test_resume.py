@@ -21,7 +21,7 @@ from bridle import api
 from bridle.config import Config
 from bridle.errors import ConfigError, Interrupted, UsageError
 from bridle.files import locked_folder
-from bridle.train.run import require_same
+from bridle.runs.folder import RunFolder
 
 Small = Callable[..., Config]
 
@@ -123,10 +123,9 @@ def test_a_crash_between_checkpoints_loses_only_the_steps_since(small: Small, tm
 
 def test_a_finished_run_is_left_alone(small: Small, tmp_path: Path) -> None:
     config = small()
-    api.pretrain(config, out=tmp_path)
-    assert api.is_finished(tmp_path, config)
+    assert not api.pretrain(config, out=tmp_path).was_finished
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    api.pretrain(config, out=tmp_path)
+    assert api.pretrain(config, out=tmp_path).was_finished
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
 
 
@@ -249,7 +248,8 @@ def test_damage_to_the_newest_checkpoint_falls_back_and_still_ends_the_same(
 
 
 def test_what_a_message_about_bad_files_asks_to_raise_may_be_raised(small: Small, tmp_path: Path) -> None:
-    stored = small("data.bad_share=0.1")
-    require_same(stored, small("data.bad_share=0.5"), tmp_path)  # raises nothing
+    run = RunFolder(tmp_path)
+    run.write_settings(small("data.bad_share=0.1"))
+    run.require_same(small("data.bad_share=0.5"))  # raises nothing
     with pytest.raises(ConfigError, match="seed"):
-        require_same(stored, small("data.bad_share=0.5", "seed=1"), tmp_path)
+        run.require_same(small("data.bad_share=0.5", "seed=1"))

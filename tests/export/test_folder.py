@@ -76,7 +76,7 @@ def test_an_export_can_be_exported_again_with_what_was_known(model: Model, folde
     again.save_pretrained(tmp_path / "again")
     for name in ("model.safetensors", "config.yaml", "config.json", "README.md"):
         assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes(), name
-    assert model.facts.evaluation is not None
+    assert model.trained().facts.evaluation is not None
 
 
 def test_paths_of_the_machine_stay_at_home(model: Model, tmp_path: Path) -> None:
@@ -93,8 +93,9 @@ def test_paths_of_the_machine_stay_at_home(model: Model, tmp_path: Path) -> None
 def test_the_card_tells_scores_health_licence_and_use(model: Model, folder: Path) -> None:
     card = (folder / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: bridle\n")
-    assert model.facts.evaluation is not None
-    accuracy = model.facts.evaluation["probe"]["accuracy"]
+    evaluation = model.trained().facts.evaluation
+    assert evaluation is not None
+    accuracy = evaluation["probe"]["accuracy"]
     assert f"| this model | {100 * accuracy:.1f} % |" in card
     assert "| raw features |" in card
     assert "| untrained encoder |" in card
@@ -170,8 +171,9 @@ def test_an_exported_folder_has_one_iteration(folder: Path) -> None:
 
 def test_commands_that_judge_a_run_judge_an_export(folder: Path, model: Model) -> None:
     found = json.loads(probe_run(folder, []).read_text())
-    assert model.facts.evaluation is not None
-    assert found["evaluations"][0]["probe"]["accuracy"] == model.facts.evaluation["probe"]["accuracy"]
+    evaluation = model.trained().facts.evaluation
+    assert evaluation is not None
+    assert found["evaluations"][0]["probe"]["accuracy"] == evaluation["probe"]["accuracy"]
     examined = json.loads(examine_run(folder, items=20).read_text())
     assert [entry["iteration"] for entry in examined["evaluations"]] == [2]
     with pytest.raises(UsageError, match="holds an exported model and no run"):

@@ -22,7 +22,7 @@ from bridle.evaluate.probe_command import curve_run
 from bridle.files import read_lines
 from bridle.machine import cpu_seconds
 from bridle.report.curves import Point, averaged, curve_of, write_curves
-from bridle.runs.metrics import cpu_seconds_at
+from bridle.runs.folder import RunFolder
 from bridle.train.run import Results
 
 RESULTS: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_a_continued_run_counts_on_and_one_of_an_older_version_does_not_pretend(
 
     with pytest.raises(Interrupted):
         api.pretrain(config, out=run, callbacks=[Stop()])
-    before = cpu_seconds_at(run, phase_index=0, step=2)
+    before = RunFolder(run).cpu_seconds_at(phase_index=0, step=2)
     assert before is not None and before > 0
     older = tmp_path / "older"
     shutil.copytree(run, older)

@@ -21,7 +21,8 @@ from bridle.files import locked_folder, read_lines
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
 from bridle.runs.checkpoint import Loaded, load, load_latest, publish, require_space_for_run, write_json
-from bridle.runs.metrics import MetricsFile, append_row
+from bridle.runs.folder import RunFolder
+from bridle.runs.metrics import append_row
 from bridle.train.algorithm1 import load_modules, step_of
 from bridle.train.engine import restore
 from bridle.train.optim import optimizer_tensors
@@ -144,7 +145,7 @@ def test_too_little_space_is_told_before_a_run_and_before_a_save(
 
 @pytest.mark.parametrize("writer", ["metrics", "results", "quarantine"])
 def test_a_full_disk_under_the_other_files_is_one_clear_error(tmp_path: Path, writer: str) -> None:
-    path = tmp_path / f"{writer}.json"
+    path = tmp_path / f"{writer}.jsonl"
     place = {"metrics": "metrics.append", "results": "results.write", "quarantine": "quarantine.append"}[writer]
     failpoints.arm(f"{place}=enospc")
     try:
@@ -154,7 +155,7 @@ def test_a_full_disk_under_the_other_files_is_one_clear_error(tmp_path: Path, wr
             if writer == "results":
                 write_json(path, {"a": 1})
             elif writer == "metrics":
-                MetricsFile(path).append({"a": 1})
+                RunFolder(tmp_path).add_metrics({"a": 1})
             else:
                 append_row(path, {"a": 1}, place=place)
     finally:
@@ -257,7 +258,7 @@ def test_a_line_that_is_no_row_is_left_out_like_one_cut_short(tmp_path: Path, li
     row = {"phase_index": 0, "step": 1}
     path.write_bytes(json.dumps(row).encode() + b"\n" + line + b"\n")
     assert read_lines(path) == [row]
-    MetricsFile(path).rewind(phase_index=0, step=5)
+    RunFolder(tmp_path).rewind_metrics(phase_index=0, step=5)
     assert path.read_text() == json.dumps(row) + "\n"
 
 
@@ -268,7 +269,7 @@ def test_a_row_without_a_place_is_not_kept(tmp_path: Path, row: dict[str, object
     whole = {"phase_index": 0, "step": 1}
     path = tmp_path / "metrics.jsonl"
     path.write_text(f"{json.dumps(row)}\n{json.dumps(whole)}\n")
-    MetricsFile(path).rewind(phase_index=0, step=5)
+    RunFolder(tmp_path).rewind_metrics(phase_index=0, step=5)
     assert read_lines(path) == [whole]
 
 

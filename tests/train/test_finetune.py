@@ -26,6 +26,7 @@ from bridle.errors import ConfigError, DataError, Interrupted
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
+from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback
 from bridle.train.engine import Draws, Phase
 from bridle.train.finetune import Tuned, finetune, finetune_phase, layer_scale
@@ -45,7 +46,8 @@ def tuning(
     decay = config.finetune.weight_ema
     nets = Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
     source = digits().train if source is None else source
-    return Run(folder, config, open_machine(config.runtime), source, nets, StopRequest(), ProgressLine(), callbacks)
+    machine = open_machine(config.runtime)
+    return Run(RunFolder(folder), config, machine, source, nets, StopRequest(), ProgressLine(), callbacks)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

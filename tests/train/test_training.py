@@ -20,11 +20,12 @@ from bridle.machine import StopRequest
 from bridle.models.build import build_nets
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.checkpoint import checkpoint_folders, load, publish
+from bridle.runs.folder import RunFolder
 from bridle.train import engine, phases
 from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedule
 from bridle.train.engine import fit
 from bridle.train.optim import build_optimizer, decays, learning_rate
-from bridle.train.run import Results, Run, open_machine, prepare_folder, record_settings
+from bridle.train.run import Results, Run, open_machine
 
 Small = Callable[..., Config]
 StateOf = Callable[[Any], dict[str, torch.Tensor]]
@@ -32,11 +33,12 @@ StateOf = Callable[[Any], dict[str, torch.Tensor]]
 
 def a_run(config: Config, folder: Path, *, later_tokenizer: bool = False) -> Run:
     config = api.with_statistics(config, [0.3], [0.35])
-    prepare_folder(folder, config)
-    record_settings(folder, config, command="test")
+    place = RunFolder(folder)
+    place.prepare(config)
+    place.write_settings(config, command="test")
     nets = build_nets(config, later_tokenizer=later_tokenizer)
     machine = open_machine(config.runtime)
-    return Run(folder, config, machine, open_data(config).train, nets, StopRequest(), ProgressLine())
+    return Run(place, config, machine, open_data(config).train, nets, StopRequest(), ProgressLine())
 
 
 def train(run: Run, turn: Turn, index: int = 0) -> None:
@@ -252,8 +254,8 @@ def test_a_checkpoint_of_a_phase_that_the_run_has_not_is_refused(
 ) -> None:
     run = a_run(small(steps=1), tmp_path / "run")
     train(run, Turn(1, "encoder"))
-    last = load(checkpoint_folders(run.checkpoints)[-1])
-    publish(run.checkpoints, "p0009-iter9-encoder-00000001-end", last.tensors, {**last.state, **wrong}, keep=2)
+    last = load(checkpoint_folders(run.folder.checkpoints)[-1])
+    publish(run.folder.checkpoints, "p0009-iter9-encoder-00000001-end", last.tensors, {**last.state, **wrong}, keep=2)
     results = Results(tmp_path / "results.json", {})
     with pytest.raises(CheckpointError, match="the run has no such phase"):
         interleave(run, results, None)
