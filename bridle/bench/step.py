@@ -34,8 +34,8 @@ from bridle.models.build import Nets, build_nets
 from bridle.models.cost import encoder_step
 from bridle.nn.masking import draw_mask
 from bridle.quantize.usage import CodeAge
-from bridle.seeding import generator
 from bridle.runs.folder import RunFolder
+from bridle.seeding import generator
 from bridle.train.engine import Phase, Progress, build_replicas, take_step
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase
