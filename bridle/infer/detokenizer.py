@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.table import Table
 
 from bridle import distributed
-from bridle.config import Config, differences, read_config, with_absolute_paths
+from bridle.config import Config, differences, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, require_even_shares, sequential
@@ -33,15 +33,15 @@ from bridle.models.build import build_detokenizer
 from bridle.models.detokenizer import Detokenizer, prefix_vectors
 from bridle.models.tokenizer import Tokenizer
 from bridle.nn.patch import patchify
-from bridle.runs.checkpoint import is_exported
 from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
-from bridle.train.algorithm1 import finished_phases, load_modules
+from bridle.train.algorithm1 import load_modules
 from bridle.train.detokenizer import DetokenizerNets, train_detokenizer
 from bridle.train.engine import move
-from bridle.train.run import Run, locked_by_first, open_machine, record_settings
+from bridle.train.run import Run, locked_by_first, open_machine
 
-FOLDER, RESULT = "detokenizer", "result.json"
+RESULT = "result.json"
 MAY_CHANGE = (
     *("detokenizer.", "runtime.", "data.root", "data.manifest", "data.workers", "data.cache_mb", "data.bad_share"),
 )
@@ -93,16 +93,17 @@ def detokenizer_run(
     trained = read_trained(folder, iteration=iteration)
     if trained.own_tokenizer is None:
         raise UsageError(f"{folder}: this model has no tokenizer and so no codes; use a run with loss.target=codes.")
-    config = with_absolute_paths(read_config(folder / "config.yaml", overrides))
-    require_detokenizer_keys(with_absolute_paths(read_config(folder / "config.yaml")), config)
+    run = RunFolder(folder)
+    config = with_absolute_paths(run.config(overrides))
+    require_detokenizer_keys(with_absolute_paths(run.config()), config)
     # The detokenizer learns the inputs as they are.
     config = config.model_copy(update={"augment": config.augment.model_copy(update={"enabled": False})})
-    place = folder / FOLDER / f"iter{trained.facts.iteration}"
+    place = run.detokenizer(trained.facts.iteration).path
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         require_even_shares(config.detokenizer.batch, distributed.world_size(), key="detokenizer.batch")
         distributed.done_once(partial(prepare, place, config))
         if not distributed.done_once((place / RESULT).is_file):
-            with locked_by_first(place), StopRequest().listening() as stop:
+            with locked_by_first(RunFolder(place)), StopRequest().listening() as stop:
                 train_and_measure(place, config, trained, stop, callbacks, command)
     return place / RESULT
 
@@ -110,10 +111,10 @@ def detokenizer_run(
 def prepare(place: Path, config: Config) -> None:
     """Create the folder; UsageError if it holds a detokenizer with other settings."""
     place.mkdir(parents=True, exist_ok=True)
-    stored = place / "config.yaml"
-    if not stored.is_file():
+    stored = RunFolder(place)
+    if not stored.exists():
         return
-    changed = [line for line in differences(read_config(stored), config) if line.startswith(("detokenizer.", "seed"))]
+    changed = [line for line in differences(stored.config(), config) if line.startswith(("detokenizer.", "seed"))]
     if changed:
         raise UsageError(
             f"{place} holds a detokenizer with other settings ({'; '.join(changed[:4])}); delete it to train another."
@@ -131,12 +132,12 @@ def train_and_measure(
     """Train to the end, then write the error for every number of stages to result.json."""
     tokenizer, iteration = trained.own_tokenizer, trained.facts.iteration
     assert tokenizer is not None
-    distributed.done_once(lambda: record_settings(place, config, command=command))
+    distributed.done_once(lambda: RunFolder(place).write_settings(config, command=command))
     machine, progress = open_machine(config.runtime), ProgressLine()
     held = hold_out(open_data(config))
     everyone = [*callbacks, *tensorboard_if_installed(place)] if distributed.rank() == 0 else []
     nets = DetokenizerNets(build_detokenizer(config, iteration=iteration), tokenizer)
-    run = Run(place, config, machine, held.train, nets, stop, progress, everyone)
+    run = Run(RunFolder(place), config, machine, held.train, nets, stop, progress, everyone)
     for callback in everyone:
         callback.on_start(folder=place, config=config.model_dump(mode="json"))
     try:
@@ -226,14 +227,14 @@ def held_out_batches(source: Source, items: int, run: Run[DetokenizerNets]) -> I
 
 def read_detokenizer(folder: Path, config: Config, iteration: int, *, device: torch.device) -> Detokenizer:
     """The trained detokenizer of a run's iteration; UsageError names the command that trains one."""
-    place = folder / FOLDER / f"iter{iteration}"
-    ends = finished_phases(place) if (place / RESULT).is_file() else []
-    if is_exported(folder) or not ends:
+    place = RunFolder(folder).detokenizer(iteration)
+    ends = place.encoder_checkpoints(ends=True) if (place.path / RESULT).is_file() else []
+    if not ends:
         raise UsageError(
             f"{folder}: no detokenizer for the codes of iteration {iteration}; train one with "
             f"`bridle detokenizer {quoted(folder)}`."
         )
-    own = read_config(place / "config.yaml")
+    own = place.config()
     detokenizer = build_detokenizer(config.model_copy(update={"detokenizer": own.detokenizer}), iteration=iteration)
     load_modules({"detokenizer": detokenizer}, load_checkpoint(ends[-1]))
     return detokenizer.requires_grad_(False).eval().to(device)

@@ -9,6 +9,7 @@
     RUN/checkpoints/           see `runs.checkpoint`
     RUN/results.json           evaluations while training; likewise probe, knn, finetune, codebooks and curve
     RUN/finetune/START-DIGITS/ runs of `bridle finetune`, which have the same files
+    RUN/detokenizer/iterR/     runs of `bridle detokenizer`, likewise
     RUN/cache, RUN/codes       features and codes that can be computed again
     RUN/run.lock               held by the command that writes
 
@@ -262,6 +263,10 @@ class RunFolder:
     def finetune(self, name: str = "") -> RunFolder:
         """The folder of one fine-tuning, or of all of them."""
         return RunFolder(self.path / "finetune" / name)
+
+    def detokenizer(self, iteration: int) -> RunFolder:
+        """The folder of the detokenizer for the codes of one iteration."""
+        return RunFolder(self.path / "detokenizer" / f"iter{iteration}")
 
     @property
     def cache(self) -> Path:
