@@ -106,7 +106,7 @@ class TokenizerConfig(Section):
     """Which tokenizers give the codes, and options of the random projection."""
 
     first: str = "projection"  # of iteration 1: a fixed random projection of patches, or one that you registered
-    later: str = "vit"  # of later iterations: an encoder that is trained in its own phase, or one that you registered
+    later: str = "vit"  # of later iterations: a network trained in its own phase; `features`: none; or a registered one
     standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
     position: bool = False  # add sin-cos positions to the patches before the projection, as the released code does
     whiten: Annotated[float, Field(ge=0.0, le=1.0)] | None = (
@@ -136,6 +136,7 @@ class QuantizerConfig(Section):
     reset_every: Annotated[int, Field(ge=0)] = (
         20  # tokenizer steps; codes unused so long are redrawn; 0 only at the start
     )
+    restart: bool = False  # solve k-means again on the trained tokenizer's latents before the encoder learns from it
     soft: Positive = 1  # k nearest codes as soft targets; 1 is hard
     soft_weights: Literal["even", "softmax"] = "even"
     soft_temperature: Annotated[float, Field(gt=0.0)] = 0.1  # τ of softmax(−d²/τ)

@@ -20,7 +20,14 @@ from bridle.models.decoder import CodeHeads, Decoder, PatchHead
 from bridle.models.detokenizer import Detokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.estimator import Estimator
-from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer, register_tokenizer, tokenizer_kind
+from bridle.models.tokenizer import (
+    ColdStartTokenizer,
+    FeatureTokenizer,
+    Tokenizer,
+    VitTokenizer,
+    register_tokenizer,
+    tokenizer_kind,
+)
 from bridle.nn.transformer import initialise
 from bridle.quantize import ResidualQuantizer
 from bridle.seeding import generator
@@ -183,6 +190,16 @@ def build_vit_tokenizer(config: Config, *, iteration: int) -> VitTokenizer:
     return tokenizer
 
 
+def build_feature_tokenizer(config: Config, *, iteration: int) -> FeatureTokenizer:
+    """Kind `features`: a copy of the main encoder, whose features are quantized; `take_from` gives it the weights."""
+    return FeatureTokenizer(
+        encoder=build_encoder(config),
+        quantizer=build_quantizer(config),
+        block=config.loss.teacher_block,
+        whiten=config.tokenizer.whiten or 0.0,
+    )
+
+
 def build_estimator(config: Config, *, iteration: int) -> Estimator:
     c = config.estimator
     estimator = Estimator(
@@ -252,4 +269,5 @@ def _initialise(module: nn.Module, config: Config, iteration: int, part: str) ->
 
 
 register_tokenizer("projection", build_cold_start)
+register_tokenizer("features", build_feature_tokenizer)
 register_tokenizer("vit", build_vit_tokenizer, is_trained=True)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from bridle.errors import UsageError
 from bridle.geometry import Geometry
@@ -92,6 +93,17 @@ class Encoder(nn.Module):
             if n == max(wanted, default=0):
                 break
         return [found[n] for n in wanted]
+
+    def features_of(self, x: Tensor, *, block: int | None = None, valid: Tensor | None = None) -> Tensor:
+        """Patch tokens (B, T, D) after the final norm, or of an earlier block, normalised without weights.
+
+        The final norm was learned for the last block alone.
+        """
+        if block is None or block == self.depth:
+            last: Tensor = self(x, valid=valid).z
+            return last
+        (found,) = self.layers(x, wanted=[block], valid=valid)
+        return layer_norm(found.z.float(), found.z.shape[-1:])
 
     def _begin(self, x: Tensor, mask: Mask | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that enter the first block, class token first, and which of them may be attended to."""

@@ -167,6 +167,57 @@ class VitTokenizer(Tokenizer):
         return dtype
 
 
+class FeatureTokenizer(Tokenizer):
+    """The main encoder as it was when the iteration began, one block's features quantized as they are: no training.
+
+    z̃ = (z − μ_t) A R: z the block's features, normalised without weights (the last block's have the final norm), μ_t
+    their mean at position t, A and R as in `ColdStartTokenizer`.
+
+    Buffers:
+        mean (T, D): μ.
+        projection (D, Dq): A R.
+    """
+
+    sees_padding = True
+    measures = True
+    mean: Tensor
+    projection: Tensor
+
+    def __init__(
+        self, *, encoder: Encoder, quantizer: ResidualQuantizer, block: int | None = None, whiten: float = 0.0
+    ) -> None:
+        super().__init__(geometry=encoder.geometry, quantizer=quantizer)
+        self.encoder, self.block, self.whiten = encoder, block, whiten
+        self.components = min(quantizer.width, encoder.width)
+        self.register_buffer("mean", torch.zeros(encoder.geometry.tokens, encoder.width))
+        self.register_buffer("projection", torch.zeros(encoder.width, quantizer.width))
+
+    def take_from(self, encoder: Encoder) -> None:
+        """A copy of all weights."""
+        self.encoder.load_state_dict(encoder.state_dict())
+
+    @torch.no_grad()
+    def measure(self, batches: Batches, generator: torch.Generator) -> None:
+        """Means per position, and the map A R from the principal components of what is left."""
+        moments = PatchMoments(self.encoder.width, self.mean.device, positions=self.geometry.tokens)
+        for x, valid in batches:
+            moments.add(self.encoder.features_of(x, block=self.block, valid=valid), valid)
+        spectrum = moments.spectrum()
+        self.mean.copy_(spectrum.mean)
+        self.projection.copy_(whitened_projection(spectrum, self.whiten, self.components, generator, self.projection))
+
+    def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
+        """(B, C, *input) -> z̃ (B, T, Dq), always float32."""
+        z = self.encoder.features_of(x, block=self.block, valid=valid).float()
+        with full_precision(x.device):
+            return (z - self.mean.float()) @ self.projection.float()
+
+    def cast(self, dtype: torch.dtype) -> torch.dtype:
+        """Convert the encoder; what follows it stays float32."""
+        self.encoder.to(dtype)
+        return dtype
+
+
 class TokenizerKind(NamedTuple):
     """A registered kind: `build(config, iteration=r)` returns a new tokenizer of it."""
 

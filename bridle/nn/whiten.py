@@ -21,7 +21,7 @@ FLOOR = 1e-6  # δ: components without variance are not blown up
 class Spectrum(NamedTuple):
     """Mean and eigenvectors of patches, float64; eigenvalues fall."""
 
-    mean: Tensor  # (F,)
+    mean: Tensor  # (F,), or (T, F) where every position has its own
     values: Tensor  # (F,)
     vectors: Tensor  # (F, F), one component per column
 
@@ -40,32 +40,40 @@ class Spectrum(NamedTuple):
 
 
 class PatchMoments:
-    """Running sums over real tokens in float64; the same on all ranks once `spectrum` has joined them."""
+    """Running sums over real tokens in float64; the same on all ranks once `spectrum` has joined them.
 
-    def __init__(self, features: int, device: torch.device) -> None:
-        self.count = torch.zeros((), dtype=torch.float64, device=device)
-        self.total = torch.zeros(features, dtype=torch.float64, device=device)
+    With `positions` T every token position has a mean of its own, and the components are those of what is left.
+    """
+
+    def __init__(self, features: int, device: torch.device, *, positions: int = 1) -> None:
+        self.count = torch.zeros(positions, 1, dtype=torch.float64, device=device)
+        self.total = torch.zeros(positions, features, dtype=torch.float64, device=device)
         self.outer = torch.zeros(features, features, dtype=torch.float64, device=device)
 
     def add(self, patches: Tensor, valid: Tensor | None) -> None:
         """Count the patches (B, T, F) of a batch; those that `valid` (B, T) calls padding are left out."""
-        real = patches.flatten(0, 1) if valid is None else patches[valid]
-        real = real.double()
-        self.count += len(real)
-        self.total += real.sum(0)
-        self.outer += real.t() @ real
+        real = torch.ones_like(patches[..., 0], dtype=torch.bool) if valid is None else valid
+        kept = torch.where(real[..., None], patches, 0.0).double()  # (B, T, F)
+        total, count = kept.sum(0), real.sum(0, dtype=torch.float64)[:, None]
+        one = len(self.total) == 1
+        self.total += total.sum(0, keepdim=True) if one else total
+        self.count += count.sum(0, keepdim=True) if one else count
+        flat = kept.flatten(0, 1)
+        self.outer += flat.t() @ flat
 
     def spectrum(self) -> Spectrum:
         """Mean and principal components over all ranks (collective); rank 0 solves."""
         count, total, outer = (distributed.sum_over_ranks(part) for part in (self.count, self.total, self.outer))
-        mean = total / count.clamp_min(1.0)
-        covariance = outer / count.clamp_min(1.0) - mean.outer(mean)
+        overall = total.sum(0) / count.sum().clamp_min(1.0)
+        mean = torch.where(count > 0, total / count.clamp_min(1.0), overall)  # (T, F); only padding seen: the overall
+        covariance = (outer - (mean * count).t() @ mean) / count.sum().clamp_min(1.0)
         values, vectors = torch.linalg.eigh(covariance.cpu())  # rising
-        found = torch.cat([mean[None].cpu(), values.flip(0)[None], vectors.flip(1)]).to(outer.device)
+        found = torch.cat([values.flip(0)[None], vectors.flip(1)]).to(outer.device)
         found = distributed.from_first_rank(found)
         # What the subtraction above leaves of nothing is rounding, not variance.
-        rounding = 1e-12 * float(outer.diagonal().mean() / count.clamp_min(1.0))
-        return Spectrum(found[0], torch.where(found[1] > rounding, found[1], 0.0), found[2:])
+        rounding = 1e-12 * float(outer.diagonal().mean() / count.sum().clamp_min(1.0))
+        values = torch.where(found[0] > rounding, found[0], 0.0)
+        return Spectrum(mean[0] if len(mean) == 1 else mean, values, found[1:])
 
 
 def whitened_projection(

@@ -9,7 +9,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm
 
 from bridle import distributed, failpoints
 from bridle.config import Config
@@ -66,7 +65,7 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 
     def start() -> None:
         whiten()
-        if iteration == 1 or begins_untrained_tokenizer(run.config, iteration):  # others were started before
+        if iteration == 1 or begins_untrained_tokenizer(run.config, iteration) or restarts_codebooks(run):
             start_codebooks(run, phase.key, settings)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
@@ -101,6 +100,11 @@ def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
     update = nets.tokenizer.quantizer.ema_update
     return replace(phase, trained=trained, step=step, start=start, after_update=update, after_codes=after_codes)
+
+
+def restarts_codebooks(run: Run[Nets]) -> bool:
+    """Are the codebooks of a tokenizer that has just been trained to be solved once more on its final latents?"""
+    return run.config.quantizer.restart and run.nets.tokenizer.is_trained
 
 
 def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets) -> StepResult:
@@ -221,16 +225,8 @@ def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> CodeTargets:
 
 @torch.no_grad()
 def teach(run: Run[Nets], x: Tensor, valid: Tensor | None) -> Tensor:
-    """The encoder's features of the unmasked input: patch tokens after the final norm, or of an earlier block.
-
-    An earlier block's are normalised without weights: the final norm was learned for the last block.
-    """
-    encoder, block = run.nets.encoder, run.config.loss.teacher_block
-    if block is None or block == encoder.depth:
-        z: Tensor = encoder(x, valid=valid).z
-        return z
-    (found,) = encoder.layers(x, wanted=[block], valid=valid)
-    return layer_norm(found.z.float(), found.z.shape[-1:])
+    """The encoder's features (B, T, D) of the unmasked input, of the block that teaches."""
+    return run.nets.encoder.features_of(x, block=run.config.loss.teacher_block, valid=valid)
 
 
 def hidden_positions(mask: Mask) -> Hidden:
