@@ -33,7 +33,8 @@ soak: install
 	$(THREADS) $(BIN)/python tests/soak --out soak
 
 figures: install
-	$(BIN)/python benchmarks/readme_figure.py
+	$(BIN)/python benchmarks/demo_figure.py
+	$(BIN)/python benchmarks/long_run_figure.py
 
 clean:
 	rm -rf $(VENV) demo runs soak build dist *.egg-info

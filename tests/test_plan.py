@@ -151,7 +151,7 @@ def test_numbers_are_written_short(number: float, text: str) -> None:
 
 def test_the_commands_of_the_guide_are_understood(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan is made by the tests above; here the words of every command are checked."""
-    page = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "cluster.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     planned = [shlex.split(line)[1:] for line in lines if line.startswith("bridle plan")]
     a_plan = make_plan(small("loss.target=patches", "schedule.iterations=1"))

@@ -129,7 +129,7 @@ def make_clips(root: Path) -> None:
         (root / "sky4" / f"{split}.csv").write_text("\n".join(lines) + "\n")
 
 
-PAGES = ["audio.md", "image.md", "video.md", "shards.md", "evaluating.md", "using.md", "own-data.md"]
+PAGES = ["data-sets.md", "own-data.md", "using.md", "evaluating.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -140,10 +140,10 @@ def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
         (here / folder).symlink_to(place / folder)
     if page == "using.md":
         make_weights(here / "vit.pth")
-    if page == "evaluating.md":  # judges a run that the guide to images makes
+    if page == "evaluating.md":  # scores a run that data-sets.md makes
         assert run_command("bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10", here)[0] == 0
     assert len(commands(page)) >= 5
-    # These two are about what comes after training.
+    # These two are about what comes before and after training.
     less = " schedule.iterations=1 probe.enabled=false" if page in ("using.md", "own-data.md") else ""
     for command in commands(page):
         code, said = run_command(command + (less if command.startswith("bridle pretrain") else ""), here)

@@ -1,6 +1,6 @@
-"""Draw the README's figure and table from the runs that `bridle demo` left behind.
+"""Draw the demo's figure and print its table for docs/results.md, from the runs that `bridle demo` wrote.
 
-make demo && python benchmarks/readme_figure.py [--demo demo] [--out docs/figures]
+make demo && python benchmarks/demo_figure.py [--demo demo] [--out docs/figures]
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridle.report.runs import RunSummary
 
 
 def markdown(runs: list[RunSummary]) -> str:
-    """The demo's table as the README shows it."""
+    """The demo's table as docs/results.md shows it."""
     lines = ["| data | features of | probe acc. % | CUR per stage | ECU per stage |", "|---|---|---|---|---|"]
     shown = set()
     for run in runs:
