@@ -61,3 +61,18 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_rooms_of_the_design_page_are_those_of_the_package() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    block = page.split("```\nbridle/\n")[1].split("```")[0]
+    named, folder = set(), ""
+    for line in block.splitlines():
+        room, modules = re.match(r"  (?:([\w/]+)/)?\s*(.*)", line).groups()  # type: ignore[union-attr]
+        folder = room or folder
+        named |= {room} - {None}
+        if " · " in modules:
+            missing = [name for name in modules.split(" · ") if not (ROOT / "bridle" / folder / f"{name}.py").is_file()]
+            assert missing == [], f"{folder}: {missing}"
+    folders = {path.parent.relative_to(ROOT / "bridle").as_posix() for path in (ROOT / "bridle").rglob("__init__.py")}
+    assert named == folders - {"."}

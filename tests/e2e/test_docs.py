@@ -148,6 +148,18 @@ def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
     for command in commands(page):
         code, said = run_command(command + (less if command.startswith("bridle pretrain") else ""), here)
         assert code == 0, f"{command}\n{said}"
+    if page == "using.md":
+        run_python(page, here)
+
+
+def run_python(page: str, place: Path) -> None:
+    """The Python of a page in one go, as a reader would type it; what needs another package is left out."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    code = "\n".join(block for block in blocks if "datasets" not in block)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=place, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def run_command(command: str, place: Path) -> tuple[int | None, str]:

@@ -31,7 +31,7 @@ AGREE, RESUME, LOST = "ranks: 2 processes against 1", "ranks: resume 2→1 and 1
 NAN_RANK, HOSTILE, DECODERS = (
     "NaN: on one rank",
     "hostile: files and names",
-    "media: decoders that crash, hang or swell",
+    "media: decoders that crash, hang or take too much memory",
 )
 AREAS = (
     *(grid.KILL, exports.KILLED, grid.THRICE, grid.DAMAGE, grid.SIGNAL, grid.FULL, LIMITED, AGREE, RESUME, LOST),
