@@ -28,6 +28,7 @@ SHORTER = {
     "pretrain": ["--max-steps", "2"],
     "finetune": ["finetune.epochs=1", "finetune.warmup_epochs=0"],
     "bench": ["--seconds", "0.2"],
+    "detokenizer": ["detokenizer.steps=3", "detokenizer.warmup_steps=1"],
     "ablate": ["max_steps=2", "probe.items=20"],
 }
 
