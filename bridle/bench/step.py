@@ -74,7 +74,7 @@ class PlainStep:
             batch=len(x), generator=self.generator, device=x.device,
         )  # fmt: skip
         z = nets.encoder(x, mask=mask).z  # (B, V, D)
-        logits = nets.heads(nets.decoder(z, mask=mask), codes)  # M x (B, T, K_m)
+        logits = nets.heads(nets.decoder(z, mask=mask))  # M x (B, T, K_m)
         weight = mask.masked.float()  # (B, T)
         losses = [cross_entropy(head.transpose(1, 2), codes[..., m], reduction="none") for m, head in enumerate(logits)]
         loss = (torch.stack(losses).mean(0) * weight).sum() / weight.sum()

@@ -46,6 +46,10 @@ LITERAL: Mapping[Path, Any] = {
 }
 
 
+RENAMED: Mapping[str, str] = {}  # old key -> new key, both dotted
+REMOVED: Mapping[str, str] = {"decoder.heads_see": "it changed nothing"}  # key -> why it is gone
+
+
 def recipe_names() -> list[str]:
     """The recipes shipped with bridle."""
     folder = resources.files("bridle.config") / "recipes"
@@ -242,7 +246,7 @@ def _explain(problem: Any, table: Table, name: str) -> str:
     path = _known_part(path, problem["type"])
     dotted = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{_place(path, table, name)}: unknown key {quoted(dotted)}{_suggest(path)}"
+        return f"{_place(path, table, name)}: {_unknown_key(path)}"
     if problem["type"] == "missing":
         return f"{name}: missing key {quoted(dotted)}; add it to the file or give {dotted}=… on the command line."
     if problem["type"] == "value_error":
@@ -276,6 +280,15 @@ def _place(path: Path, table: Table, name: str) -> str:
         return table[path].where
     near = [entry.where for other, entry in table.items() if other[: len(path)] == path or path[: len(other)] == other]
     return near[0] if near else name
+
+
+def _unknown_key(path: Path) -> str:
+    dotted = ".".join(path)
+    if dotted in RENAMED:
+        return f"key {dotted!r} is now {RENAMED[dotted]!r}."
+    if dotted in REMOVED:
+        return f"key {dotted!r} was removed because {REMOVED[dotted]}; delete it."
+    return f"unknown key {quoted(dotted)}{_suggest(path)}"
 
 
 def _suggest(path: Path) -> str:

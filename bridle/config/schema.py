@@ -95,7 +95,6 @@ class DecoderConfig(TrunkConfig):
 
     kind: Literal["window", "plain"] = "window"
     window: Literal["auto"] | Sizes = "auto"
-    heads_see: Literal["features", "codes"] = "features"  # codes: stage m is told the codes of the stages before it
 
 
 class EstimatorConfig(TrunkConfig):

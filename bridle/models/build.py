@@ -128,8 +128,7 @@ def build_heads(config: Config, *, iteration: int) -> CodeHeads | PatchHead:
     if config.loss.target == "patches":
         heads = PatchHead(width=width, patch_features=config.geometry.build().patch_features)
     else:
-        see_codes = config.decoder.heads_see == "codes"
-        heads = CodeHeads(width=width, sizes=config.quantizer.sizes, see_codes=see_codes)
+        heads = CodeHeads(width=width, sizes=config.quantizer.sizes)
     _initialise(heads, config, iteration, "heads")
     return heads
 

@@ -104,7 +104,7 @@ def encoder_step(config: Config, *, rows: int = 1, later_tokenizer: bool = True,
                 guess = nets.heads(features)
                 target = patch_target(hidden.take(patchify(x, geometry.patch)), kind=config.loss.patches)
                 return patch_loss(guess, target, hidden.counted)
-            return encoder_loss(nets.heads(features, wanted.codes), wanted, hidden.counted)
+            return encoder_loss(nets.heads(features), wanted, hidden.counted)
 
         _, parts["heads, loss"] = count(judge, nets.heads.parameters())
     return StepCosts(parts)

@@ -11,9 +11,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, linear
 
-from bridle.errors import UsageError
 from bridle.geometry import Geometry
 from bridle.nn.masking import Mask, scatter_tokens
 from bridle.nn.position import sincos_position
@@ -72,32 +70,17 @@ class Decoder(nn.Module):
 
 
 class CodeHeads(nn.Module):
-    """One linear classifier per codebook, stored as a single matrix.
+    """One linear classifier per codebook, stored as a single matrix."""
 
-    With `see_codes` the stages are a chain: stage m > 1 is told the codes of the stages before it, as what a residual
-    is depends on what was subtracted. logits_m = W_m·gelu(f + Σ_{j<m} E_j[i_j]) + b_m; in training i_j are targets.
-    """
-
-    def __init__(self, *, width: int, sizes: Sequence[int], see_codes: bool = False) -> None:
+    def __init__(self, *, width: int, sizes: Sequence[int]) -> None:
         super().__init__()
         self.sizes = tuple(sizes)
         self.linear = nn.Linear(width, sum(self.sizes))
-        told = self.sizes[:-1] if see_codes else ()
-        self.told = nn.ParameterList(nn.Parameter(torch.zeros(size, width)) for size in told)  # E_1 ... E_{M-1}
 
-    def forward(self, features: Tensor, codes: Tensor | None = None) -> tuple[Tensor, ...]:
-        """(…, Dd), and (…, M) where the heads see codes -> M logits (…, K_m)."""
-        if not self.told:
-            logits: tuple[Tensor, ...] = self.linear(features).split(self.sizes, dim=-1)
-            return logits
-        if codes is None:
-            raise UsageError("these heads see the codes of the stages before (decoder.heads_see=codes); give codes.")
-        weights, biases = self.linear.weight.split(self.sizes), self.linear.bias.split(self.sizes)
-        chain = [linear(features, weights[0], biases[0])]
-        for m, embedding in enumerate(self.told, start=1):
-            features = features + embedding[codes[..., m - 1]]  # (…, Dd)
-            chain.append(linear(gelu(features), weights[m], biases[m]))
-        return tuple(chain)
+    def forward(self, features: Tensor) -> tuple[Tensor, ...]:
+        """(…, Dd) -> M logits (…, K_m)."""
+        logits: tuple[Tensor, ...] = self.linear(features).split(self.sizes, dim=-1)
+        return logits
 
 
 class PatchHead(nn.Module):

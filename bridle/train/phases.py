@@ -111,7 +111,7 @@ def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets
     """One masked-prediction step on a micro-batch; `found` are the codes (B, T, M) of all its tokens."""
     features, hidden = guess_hidden(run, batch, draws)
     wanted, weights = found.at(hidden), run.config.loss
-    logits = run.nets.heads(features, wanted.codes)  # M x (B, H, K_m), at masked positions only
+    logits = run.nets.heads(features)  # M x (B, H, K_m), at masked positions only
     loss = encoder_loss(logits, wanted, hidden.counted, kind=weights.codes, stage_weights=weights.stage_weights)
     if not draws.shown:
         return StepResult(loss, found.codes, {})

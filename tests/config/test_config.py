@@ -194,3 +194,14 @@ def test_a_config_does_not_change() -> None:
 def test_an_unknown_recipe_suggests_the_nearest() -> None:
     with pytest.raises(UsageError, match="Did you mean 'cifar10-tiny'"):
         load_config("cifar10tiny")
+
+
+def test_a_removed_key_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"'decoder\.heads_see' was removed because it changed nothing; delete it"):
+        load_config("digits-tiny", ["decoder.heads_see=codes"])
+
+
+def test_a_renamed_key_is_refused_with_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.config.load.RENAMED", {"encoder.deep": "encoder.depth"})
+    with pytest.raises(ConfigError, match=r"override 'encoder\.deep=6': key 'encoder\.deep' is now 'encoder\.depth'"):
+        load_config("digits-tiny", ["encoder.deep=6"])

@@ -7,12 +7,11 @@ from math import log, sqrt
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import gelu
 
 from bridle.config import load_config
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import build_nets
-from bridle.models.decoder import CodeHeads, PatchHead
+from bridle.models.decoder import PatchHead
 from bridle.models.losses import CodeTargets, Hidden, encoder_loss, patch_loss, patch_target
 from bridle.nn.masking import draw_mask
 from bridle.train.phases import hidden_positions
@@ -120,23 +119,3 @@ def test_networks_for_patches_have_one_linear_head_and_no_tokenizer() -> None:
     assert list(nets.modules()) == ["encoder", "decoder", "heads"]
     with pytest.raises(UsageError, match=r"loss\.target=patches"):
         _ = nets.tokenizer
-
-
-def test_heads_that_see_codes_are_the_formula_and_stage_one_sees_none() -> None:
-    random = torch.Generator().manual_seed(0)
-    heads = CodeHeads(width=3, sizes=(4, 5, 2), see_codes=True)
-    for parameter in heads.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=random)
-    f, codes = torch.randn(6, 3, generator=random), torch.stack([torch.arange(6) % k for k in (4, 5, 2)], dim=-1)
-    W, b = heads.linear.weight.split((4, 5, 2)), heads.linear.bias.split((4, 5, 2))
-    first, second, third = heads(f, codes)
-    for n in range(6):  # token by token
-        told = f[n] + heads.told[0][codes[n, 0]]
-        torch.testing.assert_close(first[n], W[0] @ f[n] + b[0])
-        torch.testing.assert_close(second[n], W[1] @ gelu(told) + b[1])
-        torch.testing.assert_close(third[n], W[2] @ gelu(told + heads.told[1][codes[n, 1]]) + b[2])
-    other = heads(f, (codes + 1) % torch.tensor([4, 5, 2]))
-    assert torch.equal(other[0], first)
-    assert not torch.allclose(other[1], second)
-    with pytest.raises(UsageError, match="give codes"):
-        heads(f)

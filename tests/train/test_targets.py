@@ -269,16 +269,6 @@ def test_a_full_disk_is_told_before_the_codes_are_computed(tmp_path: Path, monke
     assert not list(tmp_path.glob("*.npy"))
 
 
-def test_heads_that_see_codes_train_and_resume(small: Small, tmp_path: Path) -> None:
-    config = small("decoder.heads_see=codes", "probe.enabled=false", steps=3)
-    api.pretrain(config, out=tmp_path / "whole")
-    told = [value for name, value in last_state(tmp_path / "whole").items() if name.startswith("heads.told")]
-    assert len(told) == config.quantizer.codebooks - 1
-    assert all(value.any() for value in told)  # zero at first, they have learned
-    interrupted_run(config, tmp_path / "parts", (2, "encoder", 2))
-    assert_same(tmp_path / "whole", tmp_path / "parts")
-
-
 def test_an_earlier_block_can_teach(small: Small, tmp_path: Path) -> None:
     config = small("loss.teacher_block=1", "probe.enabled=false", steps=2)
     assert config.encoder.depth > 1
