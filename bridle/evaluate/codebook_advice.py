@@ -69,6 +69,18 @@ def against_dominance(known: InForce, *, flat: str | None) -> str:
     )
 
 
+def against_narrowness(known: InForce) -> str:
+    """What spreads latents, and so codes, over more directions."""
+    if known.trained is False:
+        return (
+            "set tokenizer.whiten=0.5, which weighs strong directions of patches down, or tokenizer.standardise=patch."
+        )
+    found = ["train the tokenizer longer (tokenizer_phase.steps)"]
+    if known.centre_teacher != "position":
+        found.append("set loss.centre_teacher=position")
+    return _one_of([*found, "train the encoder that teaches it longer (encoder_phase)"])
+
+
 def against_noise(known: InForce) -> str:
     """What makes codes steady."""
     longer = ["train the tokenizer longer (tokenizer_phase.steps)"] if known.trained is not False else []

@@ -24,10 +24,12 @@ from bridle.evaluate.codebook_advice import (
     against_collapse,
     against_dead_codes,
     against_dominance,
+    against_narrowness,
     against_noise,
 )
 from bridle.models.tokenizer import Tokenizer
 from bridle.nn.patch import patchify
+from bridle.quantize.dimension import SpreadSums, code_spreads, is_narrow
 from bridle.quantize.usage import (
     COLLAPSED_USAGE,
     DOMINANT_SHARE,
@@ -48,6 +50,7 @@ POSITION_SHARE = 0.5  # of the codes' entropy told by the position alone
 STEADY_SHARE = 0.8  # of first-stage codes that ought to survive the smallest change of the input
 TOKENS_PER_CODE = 4  # with fewer tokens even a perfect codebook looks unused
 FLAT = 1e-3  # a patch whose values differ by less, in units of the data's standard deviation, shows nothing
+SPREAD_TOKENS = 131_072  # on which the spread of latents over directions is measured
 TOP = 5  # most used codes that are named
 
 # Small changes of a normalised input under which a code should mostly stay: name -> standard deviation of added noise.
@@ -63,6 +66,7 @@ class CodeBatch(NamedTuple):
     energy: Tensor | None = None  # (M,) residual energy after each stage as a share of the first stage's input
     flat: Tensor | None = None  # (B, T) bool; True where nothing varies inside the patch
     label: Tensor | None = None  # (B,) class of each sample
+    inputs: tuple[SpreadSums, ...] | None = None  # of each stage's inputs
 
 
 class StageHealth(NamedTuple):
@@ -87,6 +91,11 @@ class StageHealth(NamedTuple):
     tuples: int  # distinct tuples of the codes up to this stage
     tuples_exact: bool  # False: estimated from a sketch
     agreement: dict[str, float] | None = None  # share of codes that stay, for each small change of the input
+    directions: int | None = None  # in which the stage's inputs can vary
+    latent_dimension: float | None = None  # effective, of the stage's inputs; see `quantize.dimension`
+    latent_first: float | None = None  # share of the first principal component
+    code_dimension: float | None = None  # the same of the codes, weighed by their use
+    code_first: float | None = None
 
 
 class Verdict(NamedTuple):
@@ -120,7 +129,9 @@ def codebook_health(
     with evaluating(tokenizer):
         found = _tokenized(tokenizer, batches)
         T = tokenizer.geometry.tokens
-        return health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes, positions=T)
+        stages = health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes, positions=T)
+        return [stage._replace(directions=min(tokenizer.directions, book.code.shape[1]))
+                for stage, book in zip(stages, quantizer.books, strict=True)]  # fmt: skip
 
 
 @contextmanager
@@ -136,13 +147,15 @@ def evaluating(tokenizer: Tokenizer) -> Iterator[None]:
 
 
 def _tokenized(tokenizer: Tokenizer, batches: Iterable[InputBatch]) -> Iterator[CodeBatch]:
-    patch = tokenizer.geometry.patch
+    patch, measured = tokenizer.geometry.patch, 0
     for batch in batches:
         with torch.no_grad():
             found = tokenizer.quantizer(tokenizer.encode(batch.x, valid=batch.valid), valid=batch.valid)
         low, high = patchify(batch.x, patch).aminmax(dim=-1)  # (B, T, F) -> (B, T)
         label = batch.label if batch.label is not None and batch.label.dim() == 1 else None
-        yield CodeBatch(found.codes, batch.valid, found.energy[1:], high - low < FLAT, label)
+        inputs = found.input_sums() if measured < SPREAD_TOKENS else None  # directions are known before long
+        measured += found.codes.shape[:2].numel()
+        yield CodeBatch(found.codes, batch.valid, found.energy[1:], high - low < FLAT, label, inputs)
 
 
 @torch.no_grad()
@@ -180,6 +193,7 @@ class CodeTally:
         self.flatness_known = True
         self.tuples = [DistinctCounter() for _ in self.sizes]  # of the codes up to each stage
         self.energy, self.weight = torch.zeros(len(self.sizes), dtype=torch.float64), 0
+        self.inputs: list[SpreadSums] = []  # of every stage
 
     def add(self, batch: CodeBatch) -> None:
         self.usage.update(batch.codes, valid=batch.valid)
@@ -189,6 +203,9 @@ class CodeTally:
             tokens = int(real.sum())
             self.energy += tokens * batch.energy.double().cpu()
             self.weight += tokens
+        if batch.inputs is not None:
+            here = list(batch.inputs)
+            self.inputs = [a + b for a, b in zip(self.inputs, here, strict=True)] if self.inputs else here
         self.flatness_known = self.flatness_known and batch.flat is not None
         codes = batch.codes[real].cpu()  # (S, M)
         for m, K in enumerate(self.sizes):
@@ -209,6 +226,8 @@ class CodeTally:
         for counter in self.tuples:
             counter.merge(distributed.gather_rows(counter.smallest))
         self.energy = distributed.sum_over_ranks(self.energy)
+        if all(distributed.gather_json(bool(self.inputs))):  # a rank without a batch has nothing to add
+            self.inputs = [sums.over_ranks() for sums in self.inputs]
         known = distributed.gather_json([self.weight, self.labelled, self.flatness_known])
         self.weight = sum(weight for weight, _, _ in known)
         self.labelled, self.flatness_known = (all(row[i] for row in known) for i in (1, 2))
@@ -217,8 +236,11 @@ class CodeTally:
         """One record per stage; `codebooks` are M tensors (K_m, Dq)."""
         information = self.usage.information()
         labels: list[float | None] = self._label_information() if self.labelled else [None for _ in self.sizes]
+        latents = [sums.spread() for sums in self.inputs] or [None for _ in self.sizes]
+        codes = [None for _ in self.sizes] if codebooks is None else code_spreads(self.usage.counts, codebooks)
         found = []
         for m, counts in enumerate(self.usage.counts):
+            latent, code = latents[m], codes[m]
             order = counts.argsort(descending=True, stable=True)[:TOP]
             most, distinct = int(order[0]), self.tuples[m].value()
             found.append(
@@ -241,6 +263,10 @@ class CodeTally:
                     top_flat=int(self.flat[m][most]) / int(counts[most]) if self.flatness_known else None,
                     tuples=distinct.number,
                     tuples_exact=distinct.exact,
+                    latent_dimension=None if latent is None else latent.dimension,
+                    latent_first=None if latent is None else latent.first,
+                    code_dimension=None if code is None else code.dimension,
+                    code_first=None if code is None else code.first,
                 )
             )
         return found
@@ -303,6 +329,13 @@ def _verdicts_on(stage: StageHealth, known: InForce) -> list[Verdict]:
         flat = None if stage.top_flat is None or stage.top_flat < DOMINANT_SHARE else f"{100 * stage.top_flat:.0f} %"
         text = f"one code takes {100 * stage.top_share:.0f} % of all tokens; {against_dominance(known, flat=flat)}"
         found.append(Verdict(stage.stage, "warn", text))
+    if _is_narrow(stage):
+        text = (
+            f"narrow: its codes fill {stage.code_dimension:.1f} of {stage.directions} directions, "
+            f"{100 * (stage.code_first or 0):.0f} % of their variance lies along one. Try this: "
+            f"{against_narrowness(known)}"
+        )
+        found.append(Verdict(stage.stage, "warn", text))
     if _tells_position(stage):
         advice = "codes describe where a patch is, not what it shows; a tokenizer should not see positions."
         share = f"{stage.position_information:.2f} of {stage.entropy:.2f} nats"
@@ -315,6 +348,12 @@ def _verdicts_on(stage: StageHealth, known: InForce) -> list[Verdict]:
         )
         found.append(Verdict(stage.stage, "warn", text))
     return found or [Verdict(stage.stage, "ok", f"healthy: {used}.")]
+
+
+def _is_narrow(stage: StageHealth) -> bool:
+    if stage.directions is None or stage.code_dimension is None:
+        return False
+    return is_narrow(stage.code_dimension, directions=stage.directions)
 
 
 def _is_unsteady(stage: StageHealth) -> bool:

@@ -43,6 +43,11 @@ class Tokenizer(nn.Module):
         self.geometry = geometry
         self.quantizer = quantizer
 
+    @property
+    def directions(self) -> int:
+        """In how many directions z̃ can vary."""
+        return self.quantizer.width
+
     def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, C, *input) -> z̃ (B, T, Dq), float32."""
         raise UsageError(f"{type(self).__name__} is a tokenizer without `encode`; implement it.")
@@ -129,6 +134,11 @@ class ColdStartTokenizer(Tokenizer):
         if self.place is not None:
             patches = patches + self.place
         return patches
+
+    @property
+    def directions(self) -> int:
+        """A linear map of F numbers fills F directions at most."""
+        return min(self.quantizer.width, self.geometry.patch_features)
 
     def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, C, *input) -> z̃ (B, T, Dq)."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bridle.errors import UsageError
+from bridle.quantize.dimension import SpreadSums
 from bridle.quantize.nearest import chunk_rows, chunks, full_precision
 from bridle.quantize.rules import enter, stage_inputs
 from bridle.quantize.walk import Plan, blend
@@ -131,6 +132,17 @@ class Quantized:
                         weighted = wide * weight[part, None] if self._plan.blends else wide
                         l_sum[stage].index_add_(0, index[part], weighted)
         return Statistics(tuple(x[:-1].clone() for x in n), tuple(x[:-1].clone() for x in l_sum))
+
+    @torch.no_grad()
+    def input_sums(self) -> tuple[SpreadSums, ...]:
+        """For each stage the sums from which the spread of its inputs follows; padding does not count."""
+        sums: list[SpreadSums] = []
+        with full_precision(self._x.device):
+            for part, inputs in self._stage_inputs_by_chunk(self._x.detach()):
+                kept = slice(None) if self._valid is None else self._valid[part]
+                here = [SpreadSums.of(v[kept]) for v in inputs]
+                sums = [a + b for a, b in zip(sums, here, strict=True)] if sums else here
+        return tuple(sums)
 
     def _stage_inputs_by_chunk(self, x: Tensor) -> Iterator[tuple[slice, Iterator[Tensor]]]:
         rows = chunk_rows(max(x.shape[1], *(len(c) for c in self._plan.codes)), x.device)

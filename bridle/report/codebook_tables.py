@@ -42,6 +42,9 @@ def _rows(stages: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
         ("never used", column("dead", 0)),
         ("top code, % of tokens", column("top_share", 1, 100)),
         ("left over, % of energy", column("energy", 1, 100)),
+        ("directions of its inputs", column("latent_dimension", 1) if _any(stages, "latent_dimension") else []),
+        ("directions of its codes", _directions(stages)),
+        ("first direction, % of variance", column("code_first", 0, 100) if _any(stages, "code_first") else []),
         ("position tells, nats", _told(column("position_information"))),
         ("label tells, nats", _told(column("label_information")) if _any(stages, "label_information") else []),
         ("distinct tuples so far", [_tuples(stage) for stage in stages]),
@@ -50,6 +53,16 @@ def _rows(stages: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
         kept = [_written(number(mapping(stage.get("agreement")).get(name)), 1, 100) for stage in stages]
         rows.append((f"codes kept, {escape(name)}, %", kept))
     return rows
+
+
+def _directions(stages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The effective dimension of the codes, and how many directions there are: 3.5/64."""
+    if not _any(stages, "code_dimension"):
+        return []
+    return [
+        f"{_written(number(stage.get('code_dimension')), 1, 1.0)}/{_written(number(stage.get('directions')), 0, 1.0)}"
+        for stage in stages
+    ]
 
 
 def _any(stages: Sequence[Mapping[str, Any]], key: str) -> bool:

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from bridle import distributed
 from bridle.console import clock as clock_text
 from bridle.machine import cpu_seconds
+from bridle.models.tokenizer import Tokenizer
+from bridle.quantize.dimension import NarrowWatch, code_spreads
 from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
 from bridle.runs.metrics import Row
 from bridle.train.reference_curves import CurveWatch
@@ -57,11 +60,14 @@ class Watches(NamedTuple):
 
     collapse: CollapseWatch
     curve: CurveWatch
+    narrow: NarrowWatch
 
     @classmethod
     def of(cls, run: Run[Networks], phase: Phase) -> Watches:
         collapse = CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW)
-        return cls(collapse, CurveWatch.of(run.config, phase.key))
+        tokenizer = tokenizer_of(run)
+        narrow = NarrowWatch(0 if tokenizer is None else tokenizer.directions, from_step=USAGE_WINDOW)
+        return cls(collapse, CurveWatch.of(run.config, phase.key), narrow)
 
 
 def report(
@@ -77,7 +83,7 @@ def report(
     figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
     if not all(torch.isfinite(value).all() for value in update.values.values()):
         figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
-    usage = usage_figures(update.codes, ages)  # collective
+    usage = usage_figures(update.codes, ages, tokenizer_of(run))  # collective
     row = {
         "iteration": phase.iteration,
         "phase": phase.name,
@@ -106,6 +112,8 @@ def report(
     if usage:
         for text in watches.collapse.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
             run.progress.note(f"{phase.key} step {progress.step}: {text}")
+    for text in watches.narrow.look(step=progress.step, dimensions=usage.get("code_dimension", ())):
+        run.progress.note(f"{phase.key} step {progress.step}: {text}")
     for text in watches.curve.look(row):
         run.progress.note(text)
 
@@ -125,6 +133,8 @@ def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
         parts.append(f"cosine loss {row['cosine']:.3f}")
     if "code_usage" in row:
         parts.append(f"codes used {_stages(row['code_usage'])}")
+    if "code_dimension" in row:
+        parts.append(f"directions {'/'.join(f'{value:.0f}' for value in row['code_dimension'])}")
     if row["skipped"]:
         parts.append(f"skipped {row['skipped']}")
     parts.append(f"{row['samples_per_second']:,.0f} samples/s")
@@ -151,16 +161,30 @@ def _stages(values: Sequence[float]) -> str:
     return "/".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown)
 
 
-def usage_figures(codes: Tensor | None, ages: CodeAge | None) -> dict[str, list[float]]:
+def tokenizer_of(run: Run[Networks]) -> Tokenizer | None:
+    """The tokenizer whose codes a phase reports, where its code vectors are whole on this process."""
+    tokenizer = getattr(run.nets, "own_tokenizer", None)
+    if not isinstance(tokenizer, Tokenizer) or any(isinstance(p, DTensor) for p in tokenizer.quantizer.parameters()):
+        return None
+    return tokenizer
+
+
+def usage_figures(
+    codes: Tensor | None, ages: CodeAge | None, tokenizer: Tokenizer | None = None
+) -> dict[str, list[float]]:
     """How the codes (S, M) of a step are spread, one number per stage; nothing in phases without codes."""
     if codes is None or ages is None:
         return {}
     here = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
     counts = distributed.sum_over_ranks(torch.cat(here)).split(list(ages.sizes))
-    return {
+    found = {
         "top_share": [round(float(top_share(count)), 6) for count in counts],
         "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],
     }
+    if tokenizer is not None:
+        spreads = code_spreads(counts, tokenizer.quantizer.code_vectors())
+        found["code_dimension"] = [0.0 if spread is None else round(spread.dimension, 3) for spread in spreads]
+    return found
 
 
 def rounded(value: Tensor) -> float | list[float]:

@@ -292,3 +292,17 @@ def test_tuples_and_top_codes_by_hand() -> None:
     assert (first.tuples, second.tuples, second.tuples_exact) == (2, 3, True)
     assert first.top_codes[:2] == [0, 2] and first.top_shares == [0.75, 0.25, 0.0, 0.0]
     assert (first.dead, second.dead) == (2, 0)
+
+
+def test_a_book_whose_codes_all_lie_along_one_direction_is_narrow_however_many_are_used() -> None:
+    codes = codes_of(samples=64, tokens=64, codes=16)
+    line = torch.arange(16.0)[:, None] * torch.ones(1, 64)
+    (stage,) = health_of_codes([CodeBatch(codes)], [16], [line])
+    assert (stage.usage_rate, stage.code_dimension) == (1.0, pytest.approx(1.0))
+    (verdict,) = verdicts([stage._replace(directions=64)], InForce(trained=False))
+    assert verdict.level == "warn"
+    assert "narrow: its codes fill 1.0 of 64 directions, 100 % of their variance lies along one" in verdict.text
+    assert "tokenizer.whiten=0.5" in verdict.text
+    round_book = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    (wide,) = health_of_codes([CodeBatch(codes)], [16], [round_book])
+    assert verdicts([wide._replace(directions=64)])[0].level == "ok"
