@@ -1,8 +1,11 @@
 """Weighted k-nearest-neighbour classification of frozen features.
 
-Shapes: N items, D features, K classes. With x scaled to length one, the k training items of highest cosine vote,
+Shapes: N items, D features, K classes. With x standardised by the mean and deviation of the training items, which takes
+no labels, and scaled to length one, the k training items of highest cosine vote,
 
     score_c(x) = Σ_{i among the k nearest} exp(cos(x, x_i)/τ) · [c is a label of i],   τ = 0.07.
+
+As they are, features share most of their length, and the few that vary most decide.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.heads.logistic import fit_quality, one_column_each
+from bridle.evaluate.heads.logistic import Moments, fit_quality, moments_of, one_column_each
 
 NEIGHBOURS = (1, 2, 5, 10, 20, 50, 100, 200)
 TEMPERATURE = 0.07
@@ -26,13 +29,14 @@ class NeighbourClassifier(NamedTuple):
     """The training items themselves."""
 
     classes: Array  # (K,) labels of the columns
-    x: Tensor  # (N, D) float32, of length one
+    moments: Moments
+    x: Tensor  # (N, D) float32, standardised and of length one
     y: Tensor  # (N, K) float32, 1 where an item has the label
     setting: dict[str, float | bool]
 
     def scores(self, items: Features) -> Array:
         """(N, K) shares of the votes."""
-        (found,) = _votes(self.x, self.y, unit_rows(items.x), [int(self.setting["neighbours"])])
+        (found,) = _votes(self.x, self.y, unit_rows(items.x, self.moments), [int(self.setting["neighbours"])])
         return found
 
 
@@ -40,19 +44,24 @@ def fit_neighbours(train: Features, held: Array, *, neighbours: Sequence[int] = 
     """Choose k on the `held` (N,) part of the training items; ties go to the smaller k."""
     held = np.atleast_2d(held)[0]  # of several parts one will do
     classes, targets = one_column_each(train)
-    x, y = unit_rows(train.x), targets.float()
+    moments = moments_of(train.x)
+    x, y = unit_rows(train.x, moments), targets.float()
     rest = torch.from_numpy(~held)
     possible = sorted({min(k, int(rest.sum())) for k in neighbours})
     best = possible[len(possible) // 2]
     if held.any() and len(possible) > 1:
         found = _votes(x[rest], y[rest], x[torch.from_numpy(held)], possible)
         best = possible[int(np.argmax([fit_quality(scores, train.y[held], classes) for scores in found]))]
-    return NeighbourClassifier(classes, x, y, {"neighbours": best})
+    return NeighbourClassifier(classes, moments, x, y, {"neighbours": best})
 
 
-def unit_rows(x: Array) -> Tensor:
-    """(N, D) scaled to length one."""
-    return torch.nn.functional.normalize(torch.from_numpy(x), dim=1)
+def unit_rows(x: Array, moments: Moments | None = None) -> Tensor:
+    """(N, D) scaled to length one, standardised by `moments` before."""
+    rows = torch.from_numpy(x)
+    if moments is not None:
+        mean, scale = moments
+        rows = ((rows.double() - mean) / scale).float()
+    return torch.nn.functional.normalize(rows, dim=1)
 
 
 def _votes(known: Tensor, y: Tensor, asked: Tensor, neighbours: Sequence[int]) -> Iterator[Array]:

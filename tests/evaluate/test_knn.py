@@ -12,14 +12,24 @@ NOTHING_HELD = np.zeros(3, dtype=bool)
 
 
 def test_the_votes_of_a_hand_worked_neighbourhood() -> None:
-    x = np.array([[2.0, 0.0], [0.0, 5.0], [3.0, 4.0]], dtype=np.float32)  # directions (1, 0), (0, 1), (.6, .8)
-    train = Features(x, np.array([7, 9, 7]))
-    found = fit_neighbours(train, NOTHING_HELD, neighbours=[2])
-    scores = found.scores(Features(np.array([[0.0, 0.1]], dtype=np.float32), np.array([9])))
-    # The cosines are 0, 1 and .8: item 1 (label 9) and item 2 (label 7) vote.
-    second = math.exp((0.8 - 1.0) / TEMPERATURE)
+    # Deviations are √2 and √2/4; standardised, the items lie along the axes and the query at (.6, .8).
+    x = np.array([[2.0, 0.0], [-2.0, 0.0], [0.0, 0.5], [0.0, -0.5]], dtype=np.float32) + 10
+    train = Features(x, np.array([7, 9, 9, 7]))
+    found = fit_neighbours(train, np.zeros(4, dtype=bool), neighbours=[2])
+    scores = found.scores(Features(np.array([[11.2, 10.4]], dtype=np.float32), np.array([9])))
+    # The cosines are .6, −.6, .8 and −.8: item 2 (label 9) and item 0 (label 7) vote.
+    second = math.exp((0.6 - 0.8) / TEMPERATURE)
     assert found.classes.tolist() == [7, 9]
     assert scores[0].tolist() == pytest.approx([second / (1 + second), 1 / (1 + second)], rel=1e-5)
+
+
+def test_a_feature_of_large_scale_does_not_drown_the_others() -> None:
+    told = np.array([1.0, -1.0] * 20)
+    noise = 1000 * np.random.default_rng(0).normal(size=40)
+    items = Features(np.stack([told, noise], axis=1).astype(np.float32), (told > 0).astype(int))
+    train, test = items.part(np.arange(40) < 20), items.part(np.arange(40) >= 20)
+    scores = fit_neighbours(train, np.zeros(20, dtype=bool), neighbours=[5]).scores(test)
+    assert (scores.argmax(1) == test.y).mean() > 0.9
 
 
 def test_an_item_with_several_labels_votes_for_each() -> None:
