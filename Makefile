@@ -9,15 +9,22 @@ THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 .PHONY: demo test soak check install figures clean
 
-install: $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# The demo needs bridle alone; tests, benchmarks and figures need the test tools too.
+install: $(VENV)/.test-tools
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	$(PIP) torch
+	$(PIP) -e .
 	touch $@
 
-demo: install
+$(VENV)/.test-tools: $(VENV)/.installed
+	$(PIP) -e ".[test]"
+	touch $@
+
+demo: $(VENV)/.installed
 	$(BIN)/bridle demo
 
 check: install
