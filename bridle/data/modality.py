@@ -25,7 +25,7 @@ from bridle.errors import UsageError, quoted
 from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
-    from bridle.data.shards.tar_member import Place
+    from bridle.data.shards.tar_member import Location
 
 Drawing = Literal["line", "picture", "spectrogram", "frames"]
 DRAWINGS: dict[int, Drawing] = {1: "line", 2: "picture", 3: "frames"}  # by the number of input axes
@@ -63,7 +63,7 @@ class Modality:
     # Decode one file and say what is wrong with it; may raise anything for a damaged file.
     check_file: Callable[[Path, CheckOptions], Facts] | None = None
     # (config, file, first second, seconds) -> what can be heard there
-    read_sound: Callable[[Config, Place, float, float], Sound] | None = None
+    read_sound: Callable[[Config, Location, float, float], Sound] | None = None
 
     drawing: Drawing | None = None  # how a sample is drawn; None: by its number of axes
     can_be_padded: bool = False  # may a file end before the model's input is full

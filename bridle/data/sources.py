@@ -15,7 +15,7 @@ from torch import Tensor
 from bridle.errors import DataError
 
 if TYPE_CHECKING:
-    from bridle.data.shards.tar_member import Place
+    from bridle.data.shards.tar_member import Location
 
 Labels = Sequence[int | tuple[int, ...]]  # of each sample one label, or any number of them
 
@@ -123,7 +123,7 @@ class Reader(Protocol):
         """Is the first axis time?"""
         ...
 
-    def windows(self, path: Place) -> Iterator[Window]:
+    def windows(self, path: Location) -> Iterator[Window]:
         """All windows of a file, the last one padded; DataError if it cannot be read."""
         ...
 
@@ -132,7 +132,7 @@ class Reader(Protocol):
 class SpanReader(Reader, Protocol):
     """A reader of files that are parts of time, which can also read from one moment to another."""
 
-    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
         """The windows of the part from `start` to before `end`, in seconds; frames are counted from its beginning, but
         `seconds` of a window are those of the file."""
         ...

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data.listing.folders import printable
+from bridle.data.listing.items import Item, Items, require_readable
 from bridle.data.loading.loader import stack_valid
 from bridle.data.sources import Reader, Sample, Window
 from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
-from bridle.infer.inputs import Item, Items, require_readable
 from bridle.infer.prefetch import Ended, Event, Placed, events_of_items
 
 Array = NDArray[Any]

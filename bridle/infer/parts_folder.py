@@ -24,11 +24,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from bridle import failpoints
+from bridle.data.listing.items import Item, Items
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import json_line, locked_folder, replacing, sha256_of, write_json, write_text
 from bridle.infer.formats import writer_of
 from bridle.infer.header import Header, PartNote, PartsIndex, read_record
-from bridle.infer.inputs import Item, Items
 from bridle.infer.staging import LEDGER, Column, StagedPart, read_ledger
 
 JOB, INDEX, QUARANTINE = "job", "index.json", "quarantine.jsonl"

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import torch
 
+from bridle.data.listing.items import Item
 from bridle.data.loading import watchdog
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.sources import Reader, Window
 from bridle.errors import DataError, quoted
-from bridle.infer.inputs import Item
 
 PIECE_BYTES = 4 * 2**20  # of windows that travel together from a worker
 PIECE_ITEMS = 64  # most items that do

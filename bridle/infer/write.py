@@ -20,14 +20,14 @@ import numpy as np
 
 from bridle import distributed
 from bridle.console import ProgressLine, clock
-from bridle.data.listing.folders import Lazy
+from bridle.data.listing.columns import Lazy
+from bridle.data.listing.items import Inputs, Item, Items, find_inputs
 from bridle.data.modality import settings_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.infer.features import FeatureSpec
 from bridle.infer.files import Compute, MeanCollector, WindowValues, token_rows, values_of_items
 from bridle.infer.formats import writer_of
 from bridle.infer.header import FORMAT, Header, PartsIndex, StoredGeometry
-from bridle.infer.inputs import Inputs, Item, Items, find_inputs
 from bridle.infer.model import BATCH, Model
 from bridle.infer.parts_folder import QUARANTINE, Job, PartsFolder, PartsWriter, names_digest
 from bridle.infer.prefetch import Ended

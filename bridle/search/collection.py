@@ -1,6 +1,6 @@
 """The items of a collection: where they are, whether they have changed, and their labels.
 
-An item is a file, a part of a file, or a member of a tar file; see `bridle.infer.inputs`.
+An item is a file, a part of a file, or a member of a tar file; see `bridle.data.listing.items`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bridle.data.listing.layouts import DataListing, find_data, tell_layout
-from bridle.data.listing.table import WHOLE, Span
-from bridle.data.shards.reader import find_shards
-from bridle.data.shards.tar_member import Member
+from bridle.data.listing.columns import WHOLE, Span
+from bridle.data.listing.items import Item
+from bridle.data.listing.layouts import find_listing
+from bridle.data.listing.manifest import MANIFESTS
+from bridle.data.listing.table import as_tuple
+from bridle.data.shards.tar_member import TarMember
 from bridle.data.sources import Reader
 from bridle.errors import BridleError, DataError, quoted
 from bridle.files import replacing
-from bridle.infer.inputs import MANIFESTS, Item
 
 BLOCK = 2**20  # bytes compared at a time
 
@@ -36,24 +37,24 @@ class IndexedItem(NamedTuple):
 
     def relative_to(self, base: Path) -> IndexedItem:
         """The same item with relative paths taken from `base` instead of the working directory."""
-        place = self.item.place
-        there = base / place if isinstance(place, Path) else place._replace(shard=base / place.shard)
-        return self._replace(item=self.item._replace(place=there))
+        location = self.item.location
+        there = base / location if isinstance(location, Path) else location._replace(shard=base / location.shard)
+        return self._replace(item=self.item._replace(location=there))
 
     def is_file(self, query: Path) -> bool:
         """Is the query this item, or a file with the same content?"""
-        place, span = self.item
+        location, span = self.item
         if span != WHOLE:
             return False
-        if isinstance(place, Path) and os.path.abspath(place) == os.path.abspath(query):
+        if isinstance(location, Path) and os.path.abspath(location) == os.path.abspath(query):
             return True
-        size = self.stamp[0] if isinstance(place, Path) else place.size
+        size = self.stamp[0] if isinstance(location, Path) else location.size
         try:
             if size != os.stat(query).st_size:
                 return False
-            if isinstance(place, Member):
-                return place.read() == query.read_bytes()
-            return _same_content(place, query)
+            if isinstance(location, TarMember):
+                return location.read() == query.read_bytes()
+            return _same_content(location, query)
         except (OSError, DataError):
             return False
 
@@ -81,45 +82,34 @@ def find_labels(named: Sequence[str], *, reader: Reader) -> Labels:
     known: dict[tuple[str, Span], tuple[str, ...]] = {}
     notes = []
     for name in named:
+        path = Path(name)
+        if not path.is_dir() and not (path.is_file() and path.suffix.lower() in MANIFESTS):
+            continue  # a single file, or a pattern
         try:
-            listing = _listing(Path(name), reader)
+            listing = find_listing(path, extensions=reader.extensions)
         except BridleError as error:
             notes.append(f"no labels were found in {quoted(name)}: {error}")
-            continue
-        if listing is None:
             continue
         classes = listing.classes or ()
         for split in (listing.train, listing.test):
             if split is None or split.labels is None:
                 continue
             spans = split.spans or (WHOLE for _ in split.labels)
-            for path, label, span in zip(split.paths, split.labels, spans, strict=True):
-                numbers = (label,) if isinstance(label, int) else label
-                known[os.path.abspath(str(path)), span] = tuple(str(classes[n]) for n in numbers)
+            for location, label, span in zip(split.paths, split.labels, spans, strict=True):
+                known[os.path.abspath(str(location)), span] = tuple(str(classes[n]) for n in as_tuple(label))
     return Labels(known, tuple(notes))
-
-
-def _listing(named: Path, reader: Reader) -> DataListing | None:
-    """The listing of a folder or manifest; None for a single file or a pattern."""
-    if named.suffix.lower() in MANIFESTS and named.is_file():
-        return find_data(root=None, manifest=str(named), layout="auto", extensions=reader.extensions)
-    if not named.is_dir():
-        return None
-    if tell_layout(named) == "shards":
-        return find_shards(named, extensions=reader.extensions)
-    return find_data(root=str(named), manifest=None, layout="auto", extensions=reader.extensions)
 
 
 def write_items(file: Path, items: Iterable[IndexedItem]) -> None:
     """Write one line per item; what is not ASCII is escaped, so that any path survives."""
     with replacing(file) as temporary, temporary.open("w", encoding="ascii") as out:
         for item, stamp, labels in items:
-            place, (start, end) = item
+            location, (start, end) = item
             line: dict[str, object] = {"stamp": stamp, "labels": labels}
-            if isinstance(place, Member):
-                line |= {"path": os.fspath(place.shard), "member": place[1:]}
+            if isinstance(location, TarMember):
+                line |= {"path": os.fspath(location.shard), "member": location[1:]}
             else:
-                line |= {"path": os.fspath(place)}
+                line |= {"path": os.fspath(location)}
             line |= {} if item.span == WHOLE else {"start": start, "end": end}
             out.write(json.dumps(line) + "\n")
 
@@ -131,8 +121,8 @@ def read_items(file: Path) -> Iterator[IndexedItem]:
             found = json.loads(line)
             path = Path(str(found["path"]))
             name, offset, size = found.get("member", ("", 0, 0))
-            place = Member(path, str(name), int(offset), int(size)) if "member" in found else path
+            location = TarMember(path, str(name), int(offset), int(size)) if "member" in found else path
             end = found.get("end")
             span = (float(found["start"]), None if end is None else float(end)) if "start" in found else WHOLE
             bytes_, changed = found["stamp"]
-            yield IndexedItem(Item(place, span), (int(bytes_), int(changed)), tuple(map(str, found["labels"])))
+            yield IndexedItem(Item(location, span), (int(bytes_), int(changed)), tuple(map(str, found["labels"])))

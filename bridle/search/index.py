@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError, field_validator
 
 from bridle.console import ProgressLine
+from bridle.data.listing.items import Inputs, Items, find_inputs
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked_folder, write_json
 from bridle.infer.features import FeatureSpec
-from bridle.infer.inputs import Inputs, Items, find_inputs
 from bridle.infer.model import Model
 from bridle.infer.read import read_codes, read_features
 from bridle.infer.write import Options, embed_inputs, tokenize_inputs

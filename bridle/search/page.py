@@ -14,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bridle.data.listing.items import Item
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import modality_of
 from bridle.data.sources import Reader, Sound
 from bridle.errors import DataError
 from bridle.geometry import Geometry
-from bridle.infer.inputs import Item
 from bridle.infer.model import Model
 from bridle.report.gallery import Shown
 from bridle.report.page import publish_page, render_page
@@ -138,6 +138,6 @@ class Sight:
         start, end = item.span
         seconds = SOUND_SECONDS if end is None else min(SOUND_SECONDS, end - start)
         try:
-            return read_sound(self.config, item.place, start, seconds)
+            return read_sound(self.config, item.location, start, seconds)
         except DataError:
             return None  # its picture is shown; only the player is missing

@@ -13,12 +13,12 @@ import pytest
 import torch
 from small_models import Plane, plane_model, signal_model, write_signal
 
+from bridle.data.listing.items import Item, Items
 from bridle.data.loading import watchdog
 from bridle.data.loading.worker_process import start_context
 from bridle.data.sources import Window
 from bridle.errors import UsageError
 from bridle.infer import prefetch
-from bridle.infer.inputs import Item, Items
 from bridle.infer.prefetch import Call, Ended, Placed, Reached, Reading, events_of_items
 
 

@@ -168,7 +168,7 @@ def write_rows(folder: Path) -> None:
         table = csv.writer(file)
         table.writerow(["path", "labels", "start", "end", "fold"])
         table.writerows([f"ä/{i}.wav", f"c{i % 5};d", i / 4, i / 4 + 1, i % 3] for i in range(9))
-    build = partial(parse_manifest, folder / "list.csv", folder, None)
+    build = partial(parse_manifest, folder / "list.csv", folder)
     build_at(folder / "rows", key="k", root=folder, build=build)
 
 

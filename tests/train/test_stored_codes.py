@@ -88,7 +88,7 @@ def test_what_a_killed_process_was_building_is_removed_by_the_next(tmp_path: Pat
     place = tmp_path / ".list.csv.index"
 
     def build(folder: Path | None) -> DataListing:
-        return parse_manifest(tmp_path / "list.csv", tmp_path, None, folder)
+        return parse_manifest(tmp_path / "list.csv", tmp_path, folder)
 
     def killed(folder: Path | None) -> DataListing:
         build(folder)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.data.loading.watchdog import watched
-from bridle.data.shards.tar_member import Member, Place, open_regular
+from bridle.data.shards.tar_member import Location, TarMember, open_regular
 from bridle.errors import DataError, quoted
 
 EXTENSIONS = (".npy", ".npz")
@@ -30,11 +30,11 @@ class Signal(NamedTuple):
     rate: float | None = None  # samples per second, where the file tells
 
 
-ReadSignal = Callable[[Place], Signal]
+ReadSignal = Callable[[Location], Signal]
 ParseSignal = Callable[[IO[bytes]], Signal | NDArray[np.generic]]  # what a plug-in gives
 
 
-def read_array(path: Place) -> Signal:
+def read_array(path: Location) -> Signal:
     """The array of a .npy file, mapped from disk and not read, or of a .npz file; DataError if there is none."""
     kind = path.suffix.lower()
     try:
@@ -46,10 +46,10 @@ def read_array(path: Place) -> Signal:
         raise unreadable(path, f"a {kind or '.npy'} array", error) from error
 
 
-def read_npy(path: Place) -> NDArray[np.generic]:
+def read_npy(path: Location) -> NDArray[np.generic]:
     """One inside a shard is read."""
     found: NDArray[np.generic]
-    if isinstance(path, Member):
+    if isinstance(path, TarMember):
         found = np.lib.format.read_array(path.open(), allow_pickle=False)
         return found
     if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for somebody to write into it
@@ -58,7 +58,7 @@ def read_npy(path: Place) -> NDArray[np.generic]:
     return found
 
 
-def read_npz(path: Place) -> Signal:
+def read_npz(path: Location) -> Signal:
     """The one array of an archive; beside it may stand its `sample_rate`."""
     with open_regular(path) as file, np.load(file, allow_pickle=False) as archive:
         names = [name for name in archive.files if name != RATE]
@@ -69,7 +69,7 @@ def read_npz(path: Place) -> Signal:
         return Signal(archive[names[0]], rate)
 
 
-def read_parsed(path: Place, *, parse: ParseSignal, kind: str) -> Signal:
+def read_parsed(path: Location, *, parse: ParseSignal, kind: str) -> Signal:
     """The signal that `parse` makes of an opened file; whatever it raises becomes a DataError."""
     try:
         with watched(path), open_regular(path) as file:
@@ -81,13 +81,13 @@ def read_parsed(path: Place, *, parse: ParseSignal, kind: str) -> Signal:
     return found if isinstance(found, Signal) else Signal(np.asarray(found))
 
 
-def unreadable(path: Place, what: str, error: Exception) -> DataError:
+def unreadable(path: Location, what: str, error: Exception) -> DataError:
     """The error about a file that could not be read."""
     why = error.strerror if isinstance(error, OSError) and error.strerror else quoted(error)
     return DataError(f"{quoted(path)} cannot be read as {what}: {why}.")
 
 
-def as_channels(signal: NDArray[np.generic], path: Place, *, channels: int) -> NDArray[np.generic]:
+def as_channels(signal: NDArray[np.generic], path: Location, *, channels: int) -> NDArray[np.generic]:
     """An array as (C, length), if it can be one."""
     require_numbers(signal, path)
     shape = list(signal.shape)
@@ -103,7 +103,7 @@ def as_channels(signal: NDArray[np.generic], path: Place, *, channels: int) -> N
     return signal
 
 
-def require_numbers(signal: NDArray[np.generic], path: Place) -> None:
+def require_numbers(signal: NDArray[np.generic], path: Location) -> None:
     """DataError for text, dates, records and complex numbers."""
     if signal.dtype.kind not in "iufb":
         raise DataError(f"{quoted(path)} holds {quoted(signal.dtype)}; expected real numbers (int or float).")

@@ -19,11 +19,12 @@ from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.arrays.decode import EXTENSIONS, ReadSignal, as_channels, read_array
-from bridle.data.listing.folders import Listing, printable
-from bridle.data.listing.table import WHOLE, DataListing, Span, span_text
+from bridle.data.listing.columns import WHOLE, Span
+from bridle.data.listing.folders import printable
+from bridle.data.listing.table import DataListing, Listing, span_text
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
 from bridle.data.loading.cache import ItemCache
-from bridle.data.shards.tar_member import Place
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sample, Splits, Window, label_of
 from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.geometry import Geometry
@@ -43,7 +44,7 @@ class SignalFormat(NamedTuple):
         if self.geometry.rank != 1:
             raise ConfigError(f"geometry.input {list(self.geometry.input)} is not a length; signals need one size.")
 
-    def open(self, path: Place, span: Span = WHOLE) -> NDArray[np.generic]:
+    def open(self, path: Location, span: Span = WHOLE) -> NDArray[np.generic]:
         """(C, length) of a file, or of the part of it from `span[0]` to `span[1]` seconds."""
         values, rate = self.read(path)
         signal = as_channels(values, path, channels=self.geometry.channels)
@@ -65,7 +66,7 @@ class SignalFormat(NamedTuple):
             raise DataError(f"{quoted(path)} ends before {span[0]:g} s.")
         return part
 
-    def sample(self, x: Tensor, path: Place) -> tuple[Tensor, Tensor | None]:
+    def sample(self, x: Tensor, path: Location) -> tuple[Tensor, Tensor | None]:
         """x (C, n ≤ L) as (C, L), and which tokens are real where it is shorter; DataError if none is."""
         if x.shape[1] == self.geometry.input[0]:
             return x, None
@@ -173,11 +174,11 @@ class SignalReader:
         self.timed = format.sample_rate is not None
         self.frame_seconds = None if format.sample_rate is None else 1.0 / format.sample_rate
 
-    def windows(self, path: Place) -> Iterator[Window]:
+    def windows(self, path: Location) -> Iterator[Window]:
         """All windows of a file, read one at a time; an end that fills less than half a patch is left out."""
         return self.windows_between(path, start=0.0, end=None)
 
-    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
         """The same for a part of a file, in seconds."""
         signal = self.format.open(path, (start, end))  # (C, length), perhaps still on disk
         wanted, least = self.format.geometry.input[0], self.format.geometry.patch[0] / 2
@@ -216,7 +217,7 @@ def open_signals(
     return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
 
 
-def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Place) -> Tensor:
+def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Location) -> Tensor:
     """Up to `count` frames of a mapped signal as (C, n) float32; reads only this part of the file."""
     x = torch.from_numpy(as_float32(signal[:, start : start + count]))
     if not torch.isfinite(x).all():

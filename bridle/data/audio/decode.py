@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data.loading.watchdog import renew, watched
-from bridle.data.shards.tar_member import MemberFile, Place, open_regular
+from bridle.data.shards.tar_member import Location, TarMemberFile, open_regular
 from bridle.errors import DataError, quoted
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Part(NamedTuple):
     whole: bool
 
 
-def read_waveform(path: Place, *, rate: int, start: float = 0.0, seconds: float | None = None) -> Tensor:
+def read_waveform(path: Location, *, rate: int, start: float = 0.0, seconds: float | None = None) -> Tensor:
     """(N,) at `rate`: the whole file, or `seconds` from `start`."""
     first, count = round(start * rate), None if seconds is None else round(seconds * rate)
     with open_track(path) as track:
@@ -75,7 +75,7 @@ def read_waveform(path: Place, *, rate: int, start: float = 0.0, seconds: float 
 
 
 def read_part(
-    path: Place,
+    path: Location,
     *,
     rate: int,
     start: float,
@@ -108,7 +108,7 @@ def read_part(
 
 
 def stream_waveform(
-    path: Place, *, rate: int, start: float = 0.0, end: float | None = None, block_seconds: float = 10.0
+    path: Location, *, rate: int, start: float = 0.0, end: float | None = None, block_seconds: float = 10.0
 ) -> Iterator[Tensor]:
     """The file, or its part from `start` to `end`, in pieces (N,) of `block_seconds`, the last one shorter."""
     size, waiting, held = max(1, round(block_seconds * rate)), list[Block](), 0
@@ -129,13 +129,13 @@ def stream_waveform(
         raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
 
 
-def read_samples(track: Track, path: Place, *, rate: int, first: int, count: int | None) -> Tensor:
+def read_samples(track: Track, path: Location, *, rate: int, first: int, count: int | None) -> Tensor:
     """`count` samples at `rate` from sample `first` of an opened track; fewer where it ends."""
     parts = list(sample_blocks(track, path, rate=rate, first=first, count=count))
     return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0, np.float32))
 
 
-def sample_blocks(track: Track, path: Place, *, rate: int, first: int, count: int | None) -> Iterator[Block]:
+def sample_blocks(track: Track, path: Location, *, rate: int, first: int, count: int | None) -> Iterator[Block]:
     """The same samples block by block."""
     common = gcd(track.rate, rate)
     p, q = track.rate // common, rate // common
@@ -151,7 +151,7 @@ def sample_blocks(track: Track, path: Place, *, rate: int, first: int, count: in
             return
 
 
-def checked(track: Track, path: Place, start: int) -> Iterator[Block]:
+def checked(track: Track, path: Location, start: int) -> Iterator[Block]:
     """The blocks of a track, which must be numbers and reach to the length that the file states."""
     at = start
     for block in track.blocks(start):
@@ -179,7 +179,7 @@ def resampled(blocks: Iterator[Block], source: int, target: int) -> Iterator[Blo
 
 
 @contextmanager
-def open_track(path: Place) -> Iterator[Track]:
+def open_track(path: Location) -> Iterator[Track]:
     """The sound of a file, open for reading inside the block; whatever its decoder dislikes becomes a DataError."""
     try:
         with watched(path), open_regular(path) as file, opened(file, path) as track:
@@ -193,7 +193,7 @@ def open_track(path: Place) -> Iterator[Track]:
 
 
 @contextmanager
-def opened(file: FileIO | MemberFile, path: Place) -> Iterator[Track]:
+def opened(file: FileIO | TarMemberFile, path: Location) -> Iterator[Track]:
     """The decoder for a file, by its extension."""
     if size_of(file) == 0:
         raise DataError(f"{quoted(path)} is empty (0 bytes).")
@@ -218,7 +218,7 @@ def opened(file: FileIO | MemberFile, path: Place) -> Iterator[Track]:
         yield SoundTrack(sound)
 
 
-def check_end(sound: Any, path: Place) -> None:
+def check_end(sound: Any, path: Location) -> None:
     """Is a wav or flac file as long as it says? Told here, so that it does not depend on the part that is read."""
     if cut := re.search(r"data\s*: (\d+) \(should be (\d+)\)", sound.extra_info):
         stated, there = map(int, cut.groups())
@@ -301,12 +301,12 @@ class Mp3Head(NamedTuple):
     there: int = 0  # bytes
 
 
-def size_of(file: FileIO | MemberFile) -> int:
+def size_of(file: FileIO | TarMemberFile) -> int:
     """Bytes."""
-    return file.size if isinstance(file, MemberFile) else os.fstat(file.fileno()).st_size
+    return file.size if isinstance(file, TarMemberFile) else os.fstat(file.fileno()).st_size
 
 
-def read_mp3_head(file: FileIO | MemberFile) -> Mp3Head:
+def read_mp3_head(file: FileIO | TarMemberFile) -> Mp3Head:
     """Length of an mp3 by the Xing or Info tag: after its name flags, then (by bits 0 and 1) frames and bytes."""
     head, start = file.read(10), 0
     if head[:3] == b"ID3" and len(head) == 10:

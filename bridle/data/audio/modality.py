@@ -9,7 +9,7 @@ from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.source import RecordingReader, open_recordings
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality, VitInput
-from bridle.data.shards.tar_member import Place
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Reader, Sound, Splits
 from bridle.errors import ConfigError
 
@@ -47,7 +47,7 @@ def front_end(config: Config) -> LogMel:
     )
 
 
-def read_sound(config: Config, place: Place, start: float, seconds: float) -> Sound:
+def read_sound(config: Config, place: Location, start: float, seconds: float) -> Sound:
     """`seconds` of a recording from `start` on."""
     rate = config.audio.sample_rate
     return Sound(read_waveform(place, rate=rate, start=start, seconds=seconds), rate)

@@ -23,11 +23,12 @@ from torch import Tensor
 from bridle.config.schema import AugmentConfig
 from bridle.data.audio.decode import EXTENSIONS, Part, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
-from bridle.data.listing.folders import Listing, printable
-from bridle.data.listing.table import WHOLE, DataListing, span_text
+from bridle.data.listing.columns import WHOLE
+from bridle.data.listing.folders import printable
+from bridle.data.listing.table import DataListing, Listing, span_text
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
 from bridle.data.loading.cache import ItemCache
-from bridle.data.shards.tar_member import Place as FilePlace
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sample, Sound, Splits, Window, class_shares, label_of
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
@@ -38,7 +39,7 @@ LONG = (
 
 SILENT = 2.0**-15  # one step of 16 bits; a sample that is smaller is digital silence
 
-Place = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
+ChooseStart = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
 
 
 class LongRecordingError(Exception):
@@ -79,20 +80,20 @@ class Recordings:
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None or not self.augment.enabled:
             return self._sample(index, self._features(index, centre))
-        place = random_place(generator)
+        start_at = random_start(generator)
         if self.changes_wave:
-            features = self.front(self._change(self._wave(index, place, generator), generator))
+            features = self.front(self._change(self._wave(index, start_at, generator), generator))
         else:
-            features = self._features(index, place)
+            features = self._features(index, start_at)
         return self._sample(index, self._striped(features, generator))
 
     def load_view(self, index: int, view: int) -> Sample:
-        place = centre if self.views == 1 else partial(spread_place, view=view, views=self.views)
-        return self._sample(index, self._features(index, place))
+        start_at = centre if self.views == 1 else partial(spread_start, view=view, views=self.views)
+        return self._sample(index, self._features(index, start_at))
 
     def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
         """share·item + (1 − share)·other as waveforms, augmented; a shorter one ends in silence."""
-        own, partner = (self._wave(i, random_place(generator), generator) for i in (index, other))
+        own, partner = (self._wave(i, random_start(generator), generator) for i in (index, other))
         mixed = own.new_zeros(max(len(own), len(partner)))
         mixed[: len(own)] += share * own
         mixed[: len(partner)] += (1 - share) * partner
@@ -125,27 +126,27 @@ class Recordings:
         window = self.shape.window(features, 0, self.paths[index])
         return Sample(window.x, label_of(self.labels, index, self.classes), window.valid)
 
-    def _features(self, index: int, place: Place) -> Tensor:
+    def _features(self, index: int, start_at: ChooseStart) -> Tensor:
         """(n ≤ frames, mels) un-augmented."""
         if self.keeps_wave:
-            features: Tensor = self.front(self._wave(index, place, None))
+            features: Tensor = self.front(self._wave(index, start_at, None))
             return features
         if self.trim or self.cache.limit > 0:  # where its sound begins and ends only all of a clip can tell
             with suppress(LongRecordingError):
                 whole = self.cache.get(index, lambda: self.front(self._whole(index)))
-                return whole.narrow(0, *self.shape.cut(len(whole), place))
-        features = self.front(self._part(index, place, whole=self.shape.samples).wave)
+                return whole.narrow(0, *self.shape.cut(len(whole), start_at))
+        features = self.front(self._part(index, start_at, whole=self.shape.samples).wave)
         return features
 
-    def _wave(self, index: int, place: Place, generator: torch.Generator | None) -> Tensor:
+    def _wave(self, index: int, start_at: ChooseStart, generator: torch.Generator | None) -> Tensor:
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""
         try:
             wave = self.cache.get(index, lambda: self._whole(index))
         except LongRecordingError:
-            return self._part(index, place, whole=self.shape.samples).wave
+            return self._part(index, start_at, whole=self.shape.samples).wave
         if generator is not None and self.augment.roll:
             wave = roll(wave, generator)
-        return self.shape.cut_wave(wave, place)
+        return self.shape.cut_wave(wave, start_at)
 
     def _whole(self, index: int) -> Tensor:
         """(N,) all of a clip, unless it is long."""
@@ -155,7 +156,7 @@ class Recordings:
             raise LongRecordingError
         return trimmed(part.wave, least=self.shape.least) if self.trim else part.wave
 
-    def _part(self, index: int, place: Place, *, whole: int) -> Part:
+    def _part(self, index: int, start_at: ChooseStart, *, whole: int) -> Part:
         start, end = WHOLE if self.spans is None else self.spans[index]
         return read_part(
             self.paths[index],
@@ -164,7 +165,7 @@ class Recordings:
             end=end,
             size=self.shape.samples,
             whole=whole,
-            choose=lambda samples: place(self.front.frames(samples) - self.shape.frames) * self.front.shift,
+            choose=lambda samples: start_at(self.front.frames(samples) - self.shape.frames) * self.front.shift,
         )
 
     def _change(self, wave: Tensor, generator: torch.Generator) -> Tensor:
@@ -206,11 +207,11 @@ class RecordingReader:
         self.shape, self.front = Shape(geometry, front), front
         self.frame_seconds: float | None = front.shift / front.sample_rate
 
-    def windows(self, path: FilePlace) -> Iterator[Window]:
+    def windows(self, path: Location) -> Iterator[Window]:
         """All windows of a file, the last one padded; a rest of less than half a patch is left out."""
         return self.windows_between(path, start=0.0, end=None)
 
-    def windows_between(self, path: FilePlace, *, start: float, end: float | None) -> Iterator[Window]:
+    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
         """The same for a part of a file, in seconds; frames are counted from its beginning."""
         waiting = torch.zeros(0, self.front.mels)
         first = 0
@@ -222,7 +223,7 @@ class RecordingReader:
         if first == 0 or len(waiting) >= self.shape.fewest:
             yield self.shape.window(waiting, first, path)
 
-    def _features(self, path: FilePlace, start: float, end: float | None) -> Iterator[Tensor]:
+    def _features(self, path: Location, start: float, end: float | None) -> Iterator[Tensor]:
         """(n, mels) piece by piece, together the features of the whole part."""
         carried = torch.zeros(0)  # samples that later frames still need
         for block in stream_waveform(path, rate=self.front.sample_rate, start=start, end=end):
@@ -245,16 +246,16 @@ class Shape:
         self.fewest = ceil(geometry.patch[0] / 2)  # frames that make one token real
         self.least = front.window + (self.fewest - 1) * front.shift  # samples that they need
 
-    def cut(self, frames: int, place: Place) -> tuple[int, int]:
+    def cut(self, frames: int, start_at: ChooseStart) -> tuple[int, int]:
         """First frame and number of frames shown of a clip of `frames`."""
-        return (place(frames - self.frames), self.frames) if frames > self.frames else (0, frames)
+        return (start_at(frames - self.frames), self.frames) if frames > self.frames else (0, frames)
 
-    def cut_wave(self, wave: Tensor, place: Place) -> Tensor:
+    def cut_wave(self, wave: Tensor, start_at: ChooseStart) -> Tensor:
         """The samples of the frames shown."""
-        start, _ = self.cut(self.front.frames(len(wave)), place)
+        start, _ = self.cut(self.front.frames(len(wave)), start_at)
         return wave[start * self.front.shift :][: self.samples]
 
-    def window(self, features: Tensor, start: int, path: FilePlace) -> Window:
+    def window(self, features: Tensor, start: int, path: Location) -> Window:
         """(n ≤ frames, mels) as a sample, padded with the floor where it is short."""
         n, patch = len(features), self.geometry.patch[0]
         if n < self.fewest:
@@ -306,7 +307,7 @@ def centre(spare: int) -> int:
     return spare // 2
 
 
-def spread_place(spare: int, *, view: int, views: int) -> int:
+def spread_start(spare: int, *, view: int, views: int) -> int:
     """View 0 begins at the start, the last one ends at the end."""
     return round(view * spare / (views - 1))
 
@@ -321,7 +322,7 @@ def trimmed(wave: Tensor, *, least: int) -> Tensor:
     return wave[max(0, min(first, end - least)) : end]
 
 
-def random_place(generator: torch.Generator) -> Place:
+def random_start(generator: torch.Generator) -> ChooseStart:
     """Every place equally likely; one draw, whatever the clip's length turns out to be."""
     share = float(torch.rand((), generator=generator, dtype=torch.float64))
     return lambda spare: min(int(share * (spare + 1)), spare)

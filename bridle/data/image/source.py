@@ -29,7 +29,7 @@ from bridle.data.listing.table import DataListing
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import watched
-from bridle.data.shards.tar_member import Place
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Labels, Sample, Splits, Window, class_shares
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
@@ -66,7 +66,7 @@ class Images:
     def __init__(
         self,
         *,
-        paths: Sequence[Place],
+        paths: Sequence[Location],
         labels: Labels | None,
         classes: Sequence[str] | None,
         channels: int,
@@ -141,18 +141,18 @@ def open_images(
     return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
 
 
-def read_image(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
+def read_image(path: Location, *, channels: int, size: tuple[int, int]) -> Tensor:
     """The centre of one picture as (C, H, W) in [0, 1]."""
     return read_part(path, partial(centre_box, size=size), channels=channels, size=size)
 
 
-def read_part(path: Place, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
+def read_part(path: Location, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
     """The part of a picture that `choose` names for its upright (width, height), as (C, H, W) in [0, 1]."""
     with opened(path) as image:
         return cut_out(image, choose, channels=channels, size=size)
 
 
-def read_pixels(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
+def read_pixels(path: Location, *, channels: int, size: tuple[int, int]) -> Tensor:
     """All pixels of an upright picture, to be kept; none of a JPEG that `cut_out` might decode at a reduced size.
 
     So a sample does not show whether its picture was kept.
@@ -166,7 +166,7 @@ def read_pixels(path: Place, *, channels: int, size: tuple[int, int]) -> Tensor:
 
 
 @contextmanager
-def opened(path: Place) -> Iterator[Image.Image]:
+def opened(path: Location) -> Iterator[Image.Image]:
     """A picture with its header read; whatever its decoder says inside the block becomes a DataError."""
     from PIL import Image
 
@@ -302,6 +302,6 @@ class ImageReader:
             raise ConfigError(f"geometry.channels is {geometry.channels}; images have 1 channel (grey) or 3 (RGB).")
         self.channels, self.size = geometry.channels, (geometry.input[0], geometry.input[1])
 
-    def windows(self, path: Place) -> Iterator[Window]:
+    def windows(self, path: Location) -> Iterator[Window]:
         """The one window of a picture."""
         yield Window(read_image(path, channels=self.channels, size=self.size), None, 0)

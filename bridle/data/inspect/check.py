@@ -20,9 +20,10 @@ import numpy as np
 
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts, Finding
 from bridle.data.inspect.inspection import inspect_file
-from bridle.data.listing.folders import PathList, printable, walk
-from bridle.data.listing.layouts import find_data
-from bridle.data.listing.manifest import manifest_rows
+from bridle.data.listing.columns import PathList
+from bridle.data.listing.folders import files_below, printable
+from bridle.data.listing.layouts import find_listing
+from bridle.data.listing.manifest import MANIFESTS, manifest_rows
 from bridle.data.loading.watchdog import watched
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import (
@@ -35,7 +36,6 @@ from bridle.data.modality import (
 )
 from bridle.errors import DataError, UsageError, quoted
 
-MANIFESTS = (".csv", ".tsv", ".jsonl")
 EXAMPLES = 3  # files named for each finding
 
 Tell = Callable[[int, int], None]  # files done, files in all
@@ -124,16 +124,15 @@ def find_media(path: Path, wanted: Modality | None = None) -> Sequence[Path]:
         return [path]
     if not path.is_dir():
         raise UsageError(f"{quoted(path)} does not exist; give a folder of media files or a manifest.")
-    names: list[str] = []
-    others = walk(path, "", endings, names, seen=set())
+    _, names, others = files_below(path, endings)
     if not names:
         raise DataError(f"no {what} files in {quoted(path)} or its folders ({others} files of other kinds).")
-    return PathList(path, sorted(names))
+    return PathList(path, names)
 
 
 def listed_media(manifest: Path, endings: tuple[str, ...], what: str) -> Sequence[Path]:
     """The files of a manifest, whatever their split; those whose ending says nothing are taken for the wanted kind."""
-    find_data(root=None, manifest=str(manifest), layout="auto", extensions=())  # are its rows sound?
+    find_listing(manifest, extensions=())  # are its rows sound?
     named = dict.fromkeys(str(values["path"]).strip() for values, _ in manifest_rows(manifest))
     media = [name for name in named if name.lower().endswith(endings) or modality_of_file(name) is None]
     if not any(name.lower().endswith(endings) for name in media):

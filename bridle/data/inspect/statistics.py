@@ -16,10 +16,11 @@ import numpy as np
 from bridle.config import Config
 from bridle.config.schema import AugmentConfig
 from bridle.data.build import open_data
-from bridle.data.inspect.check import MANIFESTS, Lengths, find_media, lengths_of
+from bridle.data.inspect.check import Lengths, find_media, lengths_of
 from bridle.data.listing.audioset import Availability, availability, has_audioset
-from bridle.data.listing.folders import existing_folder, walk
+from bridle.data.listing.folders import existing_folder, files_below
 from bridle.data.listing.layouts import tell_layout
+from bridle.data.listing.manifest import MANIFESTS
 from bridle.data.loading.loader import Moments, measure
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import map_in_order
@@ -71,7 +72,6 @@ def numbers(values: Sequence[float]) -> str:
 def guess_modality(path: Path) -> Modality:
     """The modality of most files below a folder, in shards or in a manifest."""
     others = 0
-    names: list[str] = []
     if path.is_file():
         if path.suffix.lower() not in MANIFESTS:
             raise UsageError(
@@ -83,7 +83,7 @@ def guess_modality(path: Path) -> Modality:
         if tell_layout(folder) == "shards":
             names = first_names(folder, endings)
         else:
-            others = walk(folder, "", endings, names, set())
+            _, names, others = files_below(folder, endings)
     counts = Counter(found.name for name in names if (found := modality_of_file(name)) is not None)
     if not counts:
         known = ", ".join(modality.items for modality in file_modalities())

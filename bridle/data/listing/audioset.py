@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridle.data.audio.decode import open_track
-from bridle.data.listing.folders import Lazy, Listing, walk
+from bridle.data.listing.columns import WHOLE, Lazy, Span
+from bridle.data.listing.folders import files_below
 from bridle.data.listing.manifest import Row, read_table, span_of
-from bridle.data.listing.table import WHOLE, DataListing, Line, Numbering, Span, Table
-from bridle.data.shards.tar_member import Place
+from bridle.data.listing.table import DataListing, Line, Listing, Numbering, Table
+from bridle.data.shards.tar_member import Location
 from bridle.errors import ConfigError, DataError, quoted
 
 CLASSES = "class_labels_indices.csv"
@@ -95,7 +96,7 @@ def find_audioset(root: Path, *, extensions: Sequence[str], segments: Sequence[s
     chosen = [name for name in files if name != HELD_OUT] if segments is None else list(dict.fromkeys(segments))
     held_out = [HELD_OUT] if HELD_OUT in files and HELD_OUT not in chosen else []
     index = ClipIndex(root, extensions)
-    table = Table(root=root, file=root, numbering=Numbering(classes.names, file=classes.file), several=True)
+    table = Table(root=root, file=root, numbering=Numbering(classes.names, file=classes.file), multilabel=True)
     notes = []
     for segment in chosen + held_out:
         listed = found = 0
@@ -121,7 +122,7 @@ def with_lengths(listing: Listing) -> Listing:
 class ClipSpans(Lazy[Span]):
     """The listed segment where a file is the whole video; all of a file that is the segment already."""
 
-    def __init__(self, paths: Sequence[Place], listed: Sequence[Span]) -> None:
+    def __init__(self, paths: Sequence[Location], listed: Sequence[Span]) -> None:
         self.paths, self.listed = paths, listed
 
     def __len__(self) -> int:
@@ -182,8 +183,7 @@ class ClipIndex:
     """Files below a folder by YouTube id and start; the folder is walked once."""
 
     def __init__(self, root: Path, extensions: Sequence[str]) -> None:
-        self.names: list[str] = []
-        walk(root, "", tuple(extension.lower() for extension in extensions), self.names, seen=set())
+        self.names = files_below(root, extensions).names
         self.numbers: dict[str, int] = {}
         for number, name in enumerate(self.names):
             for key in keys_of(name):

@@ -1,4 +1,4 @@
-"""Columns of numbers that may be too long for memory: arrays that grow, and files that are mapped.
+"""Columns of a listing that may be too long for memory: arrays that grow, files that are mapped, rows made of them.
 
 Memory that a mapped file takes belongs to the page cache: all processes that read it share it, and the system takes it
 back when it needs room. A column that is sent to another process travels as the name of its file.
@@ -6,15 +6,23 @@ back when it needs room. A column that is sent to another process travels as the
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import isnan
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.data.shards.tar_member import TarMember
 from bridle.errors import DataError, quoted
+
+Value = TypeVar("Value")
+Span = tuple[float, float | None]  # start and end in seconds; None: to the end
+WHOLE: Span = (0.0, None)
 
 # On disk always the same, whatever the machine: little-endian.
 TYPES: dict[str, np.dtype[Any]] = {
@@ -108,3 +116,106 @@ def renumbered(numbers: Any, final: NDArray[np.int32]) -> Any:
             content[at : at + PIECE] = final[content[at : at + PIECE]]
         content.flush()
     return Column(numbers.file, numbers.typecode)
+
+
+class Lazy(Sequence[Value], ABC):
+    """A sequence that makes its values when they are asked for; a subclass says how long it is and what row i is."""
+
+    @abstractmethod
+    def row(self, at: int) -> Value:
+        """Value `at`, counted from 0 and inside."""
+
+    @overload
+    def __getitem__(self, at: int) -> Value: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Value]: ...
+    def __getitem__(self, at: int | slice) -> Value | list[Value]:
+        rows = range(len(self))[at]  # counts from the end and refuses what is outside, as lists do
+        return self.row(rows) if isinstance(rows, int) else [self.row(row) for row in rows]
+
+
+class PathList(Lazy[Path]):
+    """Paths below one root, packed into one buffer: a million Path objects would be copied into every worker."""
+
+    def __init__(self, root: Path, names: Iterable[str] = ()) -> None:
+        self.root = root
+        self.ends: Numbers = array("q", [0])
+        self.buffer: bytearray | Numbers = bytearray()
+        for name in names:
+            self.append(name)
+
+    @classmethod
+    def packed(cls, root: Path, *, buffer: Numbers, ends: Numbers) -> PathList:
+        """Of names that lie in a buffer already; name i ends where name i + 1 begins."""
+        paths = cls(root)
+        paths.buffer, paths.ends = buffer, ends
+        return paths
+
+    def append(self, name: str) -> None:
+        """Add a path relative to the root, or an absolute one."""
+        assert isinstance(self.buffer, bytearray) and isinstance(self.ends, array)  # a finished index does not grow
+        self.buffer += os.fsencode(name)
+        self.ends.append(len(self.buffer))
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def row(self, at: int) -> Path:
+        return self.root / os.fsdecode(bytes(self.buffer[self.ends[at] : self.ends[at + 1]]))
+
+
+class MultiLabels(Lazy[tuple[int, ...]]):
+    """Any number of labels for each row."""
+
+    def __init__(self, values: Numbers, ends: Numbers) -> None:
+        self.values, self.ends = values, ends  # row i has values[ends[i] : ends[i + 1]]
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    def row(self, at: int) -> tuple[int, ...]:
+        return tuple(self.values[self.ends[at] : self.ends[at + 1]].tolist())
+
+
+class Spans(Lazy[Span]):
+    """Start and end of each row; an end that is not a number stands for the end of the file."""
+
+    def __init__(self, starts: Reals, ends: Reals) -> None:
+        self.starts, self.ends = starts, ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def row(self, at: int) -> Span:
+        end = self.ends[at]
+        return self.starts[at], None if isnan(end) else end
+
+
+class MemberList(Lazy[TarMember]):
+    """Members of many shards: about 20 bytes each and the name."""
+
+    def __init__(
+        self, shards: list[Path], *, names: PathList, shard_of: Numbers, offsets: Numbers, sizes: Numbers
+    ) -> None:
+        self.shards, self.names = shards, names
+        self.shard_of, self.offsets, self.sizes = shard_of, offsets, sizes
+
+    def __len__(self) -> int:
+        return len(self.shard_of)
+
+    def row(self, at: int) -> TarMember:
+        name = os.fspath(self.names[at])
+        return TarMember(self.shards[int(self.shard_of[at])], name, int(self.offsets[at]), int(self.sizes[at]))
+
+
+class Chosen(Lazy[Any]):
+    """Some rows of another column."""
+
+    def __init__(self, column: Sequence[Any], rows: NDArray[np.int64]) -> None:
+        self.column, self.rows = column, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, at: int) -> Any:
+        return self.column[int(self.rows[at])]

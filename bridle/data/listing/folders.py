@@ -11,106 +11,51 @@ Listings are recursive, sorted and deterministic; hidden files and folders are l
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+from typing import NamedTuple
 
-from bridle.data.listing.columns import Numbers
-from bridle.data.sources import Labels
+from bridle.data.listing.columns import PathList
+from bridle.data.listing.table import DataListing, Listing
+from bridle.data.shards.tar_member import Location
 from bridle.errors import DataError, UsageError, quoted
 
-if TYPE_CHECKING:
-    from bridle.data.shards.tar_member import Place
 
-Item = TypeVar("Item")
-
-
-class Lazy(Sequence[Item], ABC):
-    """A sequence that makes its items when they are asked for; a subclass says how long it is and what row i is."""
-
-    @abstractmethod
-    def row(self, at: int) -> Item:
-        """Item `at`, counted from 0 and inside."""
-
-    @overload
-    def __getitem__(self, at: int) -> Item: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Item]: ...
-    def __getitem__(self, at: int | slice) -> Item | list[Item]:
-        places = range(len(self))[at]  # counts from the end and refuses what is outside, as lists do
-        return self.row(places) if isinstance(places, int) else [self.row(place) for place in places]
-
-
-class PathList(Lazy[Path]):
-    """Paths below one root, packed into one buffer: a million Path objects would be copied into every worker."""
-
-    def __init__(self, root: Path, names: Iterable[str] = ()) -> None:
-        self.root = root
-        self.ends: Numbers = array("q", [0])
-        self.buffer: bytearray | Numbers = bytearray()
-        for name in names:
-            self.append(name)
-
-    @classmethod
-    def packed(cls, root: Path, *, buffer: Numbers, ends: Numbers) -> PathList:
-        """Of names that lie in a buffer already; name i ends where name i + 1 begins."""
-        paths = cls(root)
-        paths.buffer, paths.ends = buffer, ends
-        return paths
-
-    def append(self, name: str) -> None:
-        """Add a path relative to the root, or an absolute one."""
-        assert isinstance(self.buffer, bytearray) and isinstance(self.ends, array)  # a finished index does not grow
-        self.buffer += os.fsencode(name)
-        self.ends.append(len(self.buffer))
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def row(self, at: int) -> Path:
-        return self.root / os.fsdecode(bytes(self.buffer[self.ends[at] : self.ends[at + 1]]))
-
-
-class Listing(NamedTuple):
-    """The files of one split."""
-
-    paths: Sequence[Place]
-    labels: Labels | None  # positions in the classes, None where unlabelled
-    spans: Sequence[tuple[float, float | None]] | None = None  # start and end in seconds; None: whole files
-
-
-class FolderSplits(NamedTuple):
-    """The files of a data set."""
-
-    train: Listing
-    test: Listing | None
-    classes: tuple[str, ...] | None
-    notes: tuple[str, ...] = ()  # what a user should hear about how the folder was read
-
-
-class Found(NamedTuple):
-    """Files below one folder, before classes have numbers."""
+class FilesBelow(NamedTuple):
+    """Files below one folder."""
 
     folder: Path
     names: list[str]  # relative to `folder`, sorted
-    labelled: bool  # every file lies in a subfolder, whose name is its class
+    others: int  # files with other endings
+
+    @property
+    def labelled(self) -> bool:
+        """Does every file lie in a subfolder, whose name is its class?"""
+        return all(os.sep in name for name in self.names)
 
     def class_names(self) -> list[str]:
+        """The class of each file."""
         return [name.split(os.sep, 1)[0] for name in self.names]
 
 
-def find_splits(root: str | os.PathLike[str], *, extensions: Sequence[str]) -> FolderSplits:
+def files_below(folder: Path, extensions: Sequence[str]) -> FilesBelow:
+    """All files below `folder` whose name ends in one of the extensions, whatever the case."""
+    names: list[str] = []
+    others = _walk(folder, "", tuple(extension.lower() for extension in extensions), names, seen=set())
+    names.sort()
+    return FilesBelow(folder, names, others)
+
+
+def find_folders(root: Path, *, extensions: Sequence[str]) -> DataListing:
     """List the files with one of `extensions` (such as ".png") below `root` as train and test."""
-    root = existing_folder(root)
     held_out = next((name for name in ("test", "val") if (root / name).is_dir()), None)
     if not (root / "train").is_dir():
         if held_out is not None:
             raise DataError(f"{quoted(root)} holds {held_out}/ but no train/; name the training folder 'train'.")
-        return split(find_files(root, extensions), None)
-    train = find_files(root / "train", extensions)
-    return split(train, None if held_out is None else find_files(root / held_out, extensions))
+        return _numbered(_some_below(root, extensions), None)
+    train = _some_below(root / "train", extensions)
+    return _numbered(train, None if held_out is None else _some_below(root / held_out, extensions))
 
 
 def existing_folder(root: str | os.PathLike[str]) -> Path:
@@ -123,7 +68,12 @@ def existing_folder(root: str | os.PathLike[str]) -> Path:
     return root
 
 
-def split(train: Found, test: Found | None) -> FolderSplits:
+def printable(path: Location) -> str:
+    """The path as text that every file and terminal can take, also where a name is not valid UTF-8."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
+
+
+def _numbered(train: FilesBelow, test: FilesBelow | None) -> DataListing:
     """Number the classes of train, and give test the same numbers."""
     notes = []
     if not train.labelled and any(os.sep in name for name in train.names):
@@ -131,39 +81,36 @@ def split(train: Found, test: Found | None) -> FolderSplits:
     if train.labelled and test is not None and not test.labelled:
         notes.append(f"{quoted(test.folder)} has no class folders and is left out; scores come from a part of train.")
         test = None
-    if not train.labelled:
-        held_out = None if test is None else Listing(PathList(test.folder, test.names), None)
-        return FolderSplits(Listing(PathList(train.folder, train.names), None), held_out, None, tuple(notes))
-    classes = tuple(sorted(set(train.class_names())))
-    number = {name: i for i, name in enumerate(classes)}
-    if test is not None and (unknown := sorted(set(test.class_names()) - set(classes))):
+    classes = tuple(sorted(set(train.class_names()))) if train.labelled else None
+    number = {name: i for i, name in enumerate(classes or ())}
+    if classes and test is not None and (unknown := sorted(set(test.class_names()) - set(classes))):
         raise DataError(
             f"{quoted(test.folder)} holds {len(unknown)} of its classes without files in {quoted(train.folder)}, "
             f"the first one {quoted(unknown[0])}; a class must be in train to be scored. Add it there or remove it."
         )
-
-    def listing(found: Found) -> Listing:
-        labels = array("i", (number[name] for name in found.class_names()))
-        return Listing(PathList(found.folder, found.names), labels)
-
-    return FolderSplits(listing(train), None if test is None else listing(test), classes, tuple(notes))
-
-
-def find_files(folder: Path, extensions: Sequence[str]) -> Found:
-    """All files below `folder` with one of the extensions, whatever the case."""
-    wanted = tuple(extension.lower() for extension in extensions)
-    names: list[str] = []
-    others = walk(folder, "", wanted, names, seen=set())
-    if not names:
-        raise DataError(
-            f"no {' '.join(wanted)} files in {quoted(folder)} or its folders ({others} files of other kinds); "
-            "set data.root to a folder that holds train/ and test/, class folders, or the files themselves."
+    listings = [
+        Listing(
+            PathList(found.folder, found.names),
+            None if classes is None else array("i", (number[name] for name in found.class_names())),
         )
-    names.sort()
-    return Found(folder, names, labelled=all(os.sep in name for name in names))
+        for found in (train, test)
+        if found is not None
+    ]
+    return DataListing(listings[0], listings[1] if test is not None else None, classes, notes=tuple(notes))
 
 
-def walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], seen: set[tuple[int, int]]) -> int:
+def _some_below(folder: Path, extensions: Sequence[str]) -> FilesBelow:
+    """The files below `folder`, of which there must be some."""
+    found = files_below(folder, extensions)
+    if not found.names:
+        raise DataError(
+            f"no {' '.join(extensions)} files in {quoted(folder)} or its folders ({found.others} files of other kinds);"
+            " set data.root to a folder that holds train/ and test/, class folders, or the files themselves."
+        )
+    return found
+
+
+def _walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], seen: set[tuple[int, int]]) -> int:
     """Append the wanted files below folder/prefix to `names`; returns how many files of other kinds lie there."""
     others = 0
     try:
@@ -178,7 +125,7 @@ def walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], s
                 continue
             name = os.path.join(prefix, entry.name)
             if entry.is_dir():
-                others += walk(folder, name, wanted, names, seen)
+                others += _walk(folder, name, wanted, names, seen)
             elif not entry.is_file() and (not entry.is_symlink() or os.path.exists(entry.path)):
                 continue  # a pipe or device, or a link to one; a dangling link stays listed, to be reported as bad
             elif entry.name.lower().endswith(wanted):
@@ -189,8 +136,3 @@ def walk(folder: Path, prefix: str, wanted: tuple[str, ...], names: list[str], s
         where = error.filename or folder / prefix
         raise DataError(f"folder {quoted(where)} cannot be listed: {error.strerror}; mend its permissions.") from error
     return others
-
-
-def printable(path: Place) -> str:
-    """The path as text that every file and terminal can take, also where a name is not valid UTF-8."""
-    return str(path).encode("utf-8", "backslashreplace").decode()

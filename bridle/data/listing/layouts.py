@@ -18,15 +18,13 @@ from functools import partial
 from pathlib import Path
 
 from bridle.data.listing.audioset import find_audioset, has_audioset
-from bridle.data.listing.folders import Listing, existing_folder, find_splits
+from bridle.data.listing.folders import existing_folder, find_folders
 from bridle.data.listing.manifest import LARGE, index_places, read_manifest, read_table, text_lines
-from bridle.data.listing.table import DataListing, Line, Numbering, Table, is_count, read_label_file
+from bridle.data.listing.table import DataListing, Line, Numbering, Table, hold_out, is_count, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, indexed, state_of
 from bridle.data.shards.reader import find_shards
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.files import sha256_of_json
-
-__all__ = ["DataListing", "Listing", "find_data", "tell_layout"]
 
 ESC50 = Path("meta") / "esc50.csv"
 ENDS_IN_CLASS = re.compile(r"(.+?)\s*[,\s]\s*(\d+)")  # a path and a class number
@@ -65,8 +63,13 @@ def find_data(
         return find_audioset(folder, extensions=extensions, segments=segments)
     if layout == "lists":
         return find_lists(folder, extensions=extensions)
-    found = find_splits(folder, extensions=extensions)
-    return DataListing(found.train, found.test, found.classes, None, found.notes)
+    return find_folders(folder, extensions=extensions)
+
+
+def find_listing(path: Path, *, extensions: Sequence[str]) -> DataListing:
+    """The data set of a folder in whatever layout, or of a manifest."""
+    root, manifest = (None, str(path)) if path.is_file() else (str(path), None)
+    return find_data(root=root, manifest=manifest, layout="auto", extensions=extensions)
 
 
 def tell_layout(root: Path) -> str:
@@ -159,7 +162,7 @@ def find_esc50(root: Path, *, extensions: Sequence[str], test_fold: int | None) 
     if len(numbering.numbers) < len(targets):
         raise DataError(f"{quoted(file)}: two targets have the same category; every class needs its own name.")
     stored = stored_names(root / "audio", extensions)
-    table = Table(root=root / "audio", file=file, numbering=numbering, test_fold=test_fold)
+    table = Table(root=root / "audio", file=file, numbering=numbering)
     missing = 0
     for row in rows:
         name = row.values["filename"]
@@ -168,7 +171,7 @@ def find_esc50(root: Path, *, extensions: Sequence[str], test_fold: int | None) 
         label = targets[int(row.values["target"])]
         table.add(on_disk or name, labels=[label], fold=int(row.values["fold"]), where=row.where)
     notes = [f"{missing} of the {len(rows)} clips in {quoted(file)} are not in {quoted(root / 'audio')}."]
-    return table.finish(*(notes if missing else ()))
+    return hold_out(table.finish(*(notes if missing else ())), test_fold, file, declared=True)
 
 
 def stored_names(folder: Path, extensions: Sequence[str]) -> dict[str, str]:

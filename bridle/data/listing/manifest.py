@@ -1,11 +1,11 @@
 """A list of files with what is known about them: CSV, TSV or JSONL, told by the extension.
 
 Columns (keys of a record): `path`, relative to the manifest's folder or to data.root, or absolute; optional `start` and
-`end` in seconds inside the file; `label`, or `labels` (several, as a JSON list or separated by ; or |); `split` (train,
+`end` in seconds inside the file; `label`, or `labels` (many: a JSON list, or separated by ; or |); `split` (train,
 test or val); `fold` (a whole number). Other columns are left aside. A file `classes.txt` beside the manifest fixes the
 classes and their order; without it they are the labels seen, sorted.
 
-A long list is read once: its rows are kept in an index beside it (see `index`), which workers map into memory.
+A long list is read once: its rows are kept in an index beside it (see `table_on_disk`), which workers map into memory.
 
 A listed file that does not exist is not an error here: it is reported when it is loaded, like any other bad file.
 """
@@ -21,13 +21,15 @@ from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
-from bridle.data.listing.table import WHOLE, DataListing, Line, Span, Table, Where, is_count, read_label_file
+from bridle.data.listing.columns import WHOLE, Span
+from bridle.data.listing.table import DataListing, Line, Table, Where, hold_out, is_count, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, state_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import sha256_of_json
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 RECORDS = (".jsonl", ".ndjson")
+MANIFESTS = (*DELIMITERS, *RECORDS)
 LARGE = 4 * 2**20  # bytes of a list from which on it is indexed
 SPLITS = {
     **dict.fromkeys(("", "train", "training"), "train"),
@@ -52,19 +54,20 @@ class Record(NamedTuple):
 
 def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None) -> DataListing:
     """The files a manifest names; relative paths start at `base`, or at the manifest's folder."""
-    kind = file.suffix.lower()
-    if kind not in DELIMITERS and kind not in RECORDS:
+    if file.suffix.lower() not in MANIFESTS:
         raise UsageError(f"data.manifest {quoted(file)} is not a .csv, .tsv or .jsonl file; rename it to what it is.")
     if not file.is_file():
         raise UsageError(
             f"data.manifest {quoted(file)} does not exist or is not a file; set data.manifest to your list."
         )
-    root = base or file.parent
-    build = partial(parse_manifest, file, root, test_fold)
+    root, classes = base or file.parent, file.parent / "classes.txt"
+    build = partial(parse_manifest, file, root)
     if file.stat().st_size < LARGE:
-        return build(None)
-    key = sha256_of_json([FORMAT, "manifest", state_of(file), state_of(file.parent / "classes.txt"), test_fold])
-    return indexed(places=index_places(file), key=key, root=root, build=build)
+        found = build(None)
+    else:
+        key = sha256_of_json([FORMAT, "manifest", state_of(file), state_of(classes)])
+        found = indexed(places=index_places(file), key=key, root=root, build=build)
+    return hold_out(found, test_fold, file, declared=classes.is_file())
 
 
 def index_places(file: Path) -> list[Path]:
@@ -72,16 +75,15 @@ def index_places(file: Path) -> list[Path]:
     return [file.with_name(f".{file.name}.index"), cache_place(file)]
 
 
-def parse_manifest(file: Path, root: Path, test_fold: int | None, folder: Path | None) -> DataListing:
+def parse_manifest(file: Path, root: Path, folder: Path | None) -> DataListing:
     """Read every row; columns go to `folder`, or stay in memory."""
-    numbering = read_label_file(file.parent)
-    table = Table(root=root, file=file, numbering=numbering, test_fold=test_fold, folder=folder)
-    told = False  # by a row that has a label whether there may be several
+    table = Table(root=root, file=file, numbering=read_label_file(file.parent), folder=folder)
+    decided = False  # whether rows have one label or any number of them; the first that is labelled decides
     empty = True
     for record in manifest_rows(file):
         empty = False
-        if not told and ("label" in record.values or "labels" in record.values):
-            table.several, told = "labels" in record.values, True
+        if not decided and ("label" in record.values or "labels" in record.values):
+            table.multilabel, decided = "labels" in record.values, True
         add_record(table, record)
     if empty:
         raise DataError(f"{quoted(file)} lists no files; expected a header and one row for each file.")
@@ -99,31 +101,38 @@ def manifest_rows(file: Path) -> Iterator[Record | Row]:
 def add_record(table: Table, record: Record | Row) -> None:
     """Check one row and add it."""
     values, where = record
-    path = values.get("path")
-    if not isinstance(path, str):
-        raise DataError(f"{where} has no path (it has: {seen(values)}); give each file's path in 'path'.")
     split = values.get("split") or ""
     if not isinstance(split, str) or split.strip().lower() not in SPLITS:
         raise DataError(f"{where}: split is {quoted(split)}; expected train, test or val.")
     table.add(
-        path.strip(),
+        path_of(values, where),
         where=where,
-        labels=labels_of(values, several=table.several, where=where),
+        labels=labels_of(values, multilabel=table.multilabel, where=where),
         split=SPLITS[split.strip().lower()],
         span=span_of(values, where),
         fold=fold_of(values, where),
     )
 
 
-def labels_of(values: Mapping[str, object], *, several: bool, where: Where) -> Sequence[str] | None:
+def path_of(values: Mapping[str, object], where: Where) -> str:
+    """The file of a row, as it is written."""
+    path = values.get("path")
+    if not isinstance(path, str):
+        raise DataError(f"{where} has no path (it has: {quoted(', '.join(values))}); give each file's path in 'path'.")
+    if not path.strip():
+        raise DataError(f"{where}: the path is empty; give the file's path, or remove the row.")
+    return path.strip()
+
+
+def labels_of(values: Mapping[str, object], *, multilabel: bool, where: Where) -> Sequence[str] | None:
     """The names of a row's classes, None if it is unlabelled."""
-    given = values.get("labels" if several else "label")
+    given = values.get("labels" if multilabel else "label")
     if "labels" in values and "label" in values:
         raise DataError(f"{where} has 'label' and 'labels'; use one of them in all rows.")
-    if ("labels" in values and not several) or ("label" in values and several):
-        own, others = ("label", "labels") if several else ("labels", "label")
+    if ("labels" in values and not multilabel) or ("label" in values and multilabel):
+        own, others = ("label", "labels") if multilabel else ("labels", "label")
         raise DataError(f"{where} has '{own}', the rows before it have '{others}'; use one of them in all rows.")
-    if several:
+    if multilabel:
         return None if given is None else label_names(given, where)
     if given is None or given == "":
         return None
@@ -244,7 +253,3 @@ def text_lines(file: Path) -> Iterator[str]:
                 yield line
     except OSError as error:
         raise DataError(f"{quoted(file)} cannot be read: {error.strerror}.") from error
-
-
-def seen(values: Mapping[str, object]) -> str:
-    return quoted(", ".join(map(str, values)))

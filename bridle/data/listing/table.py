@@ -1,6 +1,6 @@
 """Rows of a file list on their way into a data set: names, classes, spans and folds, packed.
 
-A row costs its path and some fifty bytes, in memory or, of a long list, in files that are mapped (see `index`).
+A row costs its path and some fifty bytes, in memory or, of a long list, in files that are mapped (see `columns`).
 """
 
 from __future__ import annotations
@@ -8,15 +8,25 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Sequence
-from math import isnan, nan
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.data.listing.columns import Growing, Numbers, Reals, renumbered
-from bridle.data.listing.folders import Lazy, Listing, PathList
+from bridle.data.listing.columns import (
+    WHOLE,
+    Chosen,
+    Growing,
+    MemberList,
+    MultiLabels,
+    PathList,
+    Span,
+    Spans,
+    renumbered,
+)
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Labels
 from bridle.errors import ConfigError, DataError, quoted
 
@@ -31,8 +41,8 @@ class Line(NamedTuple):
         return f"{quoted(self.file)} line {self.number}"
 
 
-Span = tuple[float, float | None]  # start and end in seconds; None: to the end
-WHOLE: Span = (0.0, None)
+Where = str | Line  # what begins a message about a row
+SPILL_EVERY = 1 << 17  # rows
 
 
 def span_text(span: Span) -> str:
@@ -41,8 +51,12 @@ def span_text(span: Span) -> str:
     return "" if span == WHOLE else f" [{start:g}–{'end' if end is None else f'{end:g}'} s]"
 
 
-SPILL_EVERY = 1 << 17  # rows
-Where = str | Line  # what begins a message about a row
+class Listing(NamedTuple):
+    """The items of one split."""
+
+    paths: Sequence[Location]
+    labels: Labels | None = None  # positions in the classes, None where unlabelled
+    spans: Sequence[Span] | None = None  # start and end in seconds; None: whole files
 
 
 class DataListing(NamedTuple):
@@ -53,33 +67,6 @@ class DataListing(NamedTuple):
     classes: tuple[str, ...] | None
     folds: Sequence[int] | None = None  # of every train file, for cross-validation
     notes: tuple[str, ...] = ()  # what a user should hear about how the list was read
-
-
-class Several(Lazy[tuple[int, ...]]):
-    """Any number of labels for each row."""
-
-    def __init__(self, values: Numbers, ends: Numbers) -> None:
-        self.values, self.ends = values, ends  # row i has values[ends[i] : ends[i + 1]]
-
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def row(self, at: int) -> tuple[int, ...]:
-        return tuple(self.values[self.ends[at] : self.ends[at + 1]].tolist())
-
-
-class Spans(Lazy[Span]):
-    """Start and end of each row; an end that is not a number stands for the end of the file."""
-
-    def __init__(self, starts: Reals, ends: Reals) -> None:
-        self.starts, self.ends = starts, ends
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def row(self, at: int) -> Span:
-        end = self.ends[at]
-        return self.starts[at], None if isnan(end) else end
 
 
 class Numbering:
@@ -126,9 +113,11 @@ class Rows:
 
         self.root = root
         self.names, self.ends = column("names", "B"), column("ends", "q")
-        self.values, self.value_ends = column("labels", "i"), column("label_ends", "q")  # see Several
+        self.values, self.value_ends = column("labels", "i"), column("label_ends", "q")  # see MultiLabels
         self.starts, self.stops = column("starts", "d"), column("stops", "d")
         self.folds = column("folds", "q")
+        self.shard_of, self.offsets, self.sizes = column("of", "i"), column("offsets", "q"), column("sizes", "q")
+        self.shards: list[Path] = []  # that the rows are members of; empty where they are files
         self.ends.append(0)
         self.value_ends.append(0)
         self.labelled: bool | None = None  # None until the first row tells
@@ -136,12 +125,12 @@ class Rows:
         self.spanned = False  # starts and stops are filled in when the first row has some
         self.rows, self.length, self.label_count = 0, 0, 0  # rows, bytes of names, labels
         self.seen: set[int] = set()  # labels
-        self.seen_folds: set[int] = set()
 
     def __len__(self) -> int:
         return self.rows
 
     def add(self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: Where) -> None:
+        """One file, or one member of the last of the shards."""
         if self.labelled is None:
             self.labelled = labels is not None
         if self.labelled != (labels is not None):
@@ -165,10 +154,17 @@ class Rows:
         self.value_ends.append(self.label_count)
         if fold is not None:
             self.folds.append(fold)
-            self.seen_folds.add(fold)
         if self.spanned or span != WHOLE:
             self._add_span(span)
         self.rows += 1
+        if self.rows % SPILL_EVERY == 0:
+            self.spill()
+
+    def add_member(self, offset: int, size: int) -> None:
+        """Where in the last of the shards the row lies that is added next."""
+        self.shard_of.append(len(self.shards) - 1)
+        self.offsets.append(offset)
+        self.sizes.append(size)
 
     def _add_span(self, span: Span) -> None:
         if not self.spanned:
@@ -180,24 +176,22 @@ class Rows:
 
     def spill(self) -> None:
         """Free the memory, if there are files to write to."""
-        for column in (self.names, self.ends, self.values, self.value_ends, self.starts, self.stops, self.folds):
-            column.spill()
+        for column in vars(self).values():
+            if isinstance(column, Growing):
+                column.spill()
 
-    def listing(self, final: NDArray[np.int32] | None, *, several: bool) -> Listing:
+    def listing(self, final: NDArray[np.int32] | None, *, multilabel: bool) -> Listing:
         """The rows with their final class numbers."""
         labels: Labels | None = None
         if final is not None:
             values = renumbered(self.values.finish(), final)
-            labels = Several(values, self.value_ends.finish()) if several else values
-        paths = PathList.packed(self.root, buffer=self.names.finish(), ends=self.ends.finish())
+            labels = MultiLabels(values, self.value_ends.finish()) if multilabel else values
+        names = PathList.packed(self.root, buffer=self.names.finish(), ends=self.ends.finish())
+        paths: Sequence[Location] = names
+        if self.shards:
+            columns = {"shard_of": self.shard_of, "offsets": self.offsets, "sizes": self.sizes}
+            paths = MemberList(self.shards, names=names, **{key: column.finish() for key, column in columns.items()})
         return Listing(paths, labels, Spans(self.starts.finish(), self.stops.finish()) if self.spanned else None)
-
-
-def _shared(train: Listing, test: Listing | None) -> int:
-    """Whole files that are in both."""
-    if test is None or train.spans is not None or test.spans is not None:
-        return 0
-    return len(set(train.paths) & set(test.paths))
 
 
 class Table:
@@ -209,14 +203,12 @@ class Table:
         root: Path,
         file: Path,
         numbering: Numbering,
-        several: bool = False,
-        test_fold: int | None = None,
+        multilabel: bool = False,
         folder: Path | None = None,  # where columns go that are not to be held in memory
     ) -> None:
-        self.file, self.numbering, self.several, self.test_fold = file, numbering, several, test_fold
+        self.file, self.numbering, self.multilabel = file, numbering, multilabel
         self.splits = {name: Rows(root, split=name, folder=folder) for name in ("train", "test", "val")}
         self.in_memory = folder is None
-        self.held_out = 0  # rows that say themselves that they are not for training
 
     def add(
         self,
@@ -229,22 +221,16 @@ class Table:
         fold: int | None = None,
     ) -> None:
         """One row; `where` begins an error message about it."""
-        if not name:
-            raise DataError(f"{where}: the path is empty; give the file's path, or remove the row.")
         numbers = None if labels is None else [self.numbering.number(label, where) for label in labels]
-        self.held_out += split != "train"
-        if fold is not None and fold == self.test_fold:
-            split = "test"
-        rows = self.splits[split]
-        rows.add(name, labels=numbers, span=span, fold=fold, where=where)
-        if len(rows) % SPILL_EVERY == 0:
-            rows.spill()
+        self.splits[split].add(name, labels=numbers, span=span, fold=fold, where=where)
 
     def finish(self, *notes: str) -> DataListing:
         """Train and test with numbered classes."""
         said = list(notes)
-        train, test = self.splits["train"], self._held_out(said)
-        self._check_folds()
+        train, test, val = self.splits["train"], self.splits["test"] or None, self.splits["val"] or None
+        if test and val:
+            said.append(f"{quoted(self.file)} has test and val rows; the {len(val)} val rows are left out.")
+        test = test or val
         if not train:
             raise DataError(f"{quoted(self.file)} lists no files to train on.")
         if train.labelled and test is not None and not test.labelled:
@@ -252,47 +238,66 @@ class Table:
             test = None
         classes, final = self.numbering.settled() if train.labelled else (None, None)
         if classes is not None and test is not None:
-            self._check_classes(train, test, list(self.numbering.numbers), said)
-        folds = train.folds.finish() if self.test_fold is None and train.folded else None
-        to_train = train.listing(final, several=self.several)
-        to_test = None if test is None else test.listing(final, several=self.several)
+            names = list(self.numbering.numbers)
+            unseen = sorted(names[number] for number in test.seen - train.seen)
+            said += check_classes(unseen, self.file, declared=self.numbering.names is not None)
+        folds = train.folds.finish() if train.folded else None
+        to_train = train.listing(final, multilabel=self.multilabel)
+        to_test = None if test is None else test.listing(final, multilabel=self.multilabel)
         if self.in_memory and (shared := _shared(to_train, to_test)):
             said.append(
                 f"{shared} of the test files of {quoted(self.file)} are also for training: scores are too good."
             )
         return DataListing(to_train, to_test, classes, folds, notes=tuple(said))
 
-    def _held_out(self, notes: list[str]) -> Rows | None:
-        test, val = self.splits["test"], self.splits["val"]
-        if test and val:
-            notes.append(f"{quoted(self.file)} has test and val rows; the {len(val)} val rows are left out.")
-        return test or val or None
 
-    def _check_folds(self) -> None:
-        """Is the fold to hold out there?"""
-        if self.test_fold is None:
-            return
-        if self.held_out:
-            raise ConfigError(
-                f"data.test_fold: {quoted(self.file)} says itself which rows are for testing; "
-                "set data.test_fold=null, or remove the split column."
-            )
-        if not self.splits["test"]:
-            folds = sorted(self.splits["train"].seen_folds)
-            seen = f"has the folds {', '.join(map(str, folds))}" if folds else "has no folds"
-            raise ConfigError(f"data.test_fold: {self.test_fold} given, but {quoted(self.file)} {seen}.")
+def _shared(train: Listing, test: Listing | None) -> int:
+    """Whole files that are in both."""
+    if test is None or train.spans is not None or test.spans is not None:
+        return 0
+    return len(set(train.paths) & set(test.paths))
 
-    def _check_classes(self, train: Rows, test: Rows, names: list[str], notes: list[str]) -> None:
-        """A class that is never shown in training cannot be scored; where a label file declares it, that is told."""
-        unknown = sorted(test.seen - train.seen)
-        if not unknown:
-            return
-        what = (
-            f"{len(unknown)} classes of the test rows have no row in train, the first one {quoted(names[unknown[0]])}"
+
+def check_classes(unseen: Sequence[str], file: Path, *, declared: bool) -> list[str]:
+    """Classes of test items that no train item has cannot be scored: an error, or a note where a file declares them."""
+    if not unseen:
+        return []
+    what = f"{len(unseen)} classes of the test rows have no row in train, the first one {quoted(unseen[0])}"
+    if not declared:
+        raise DataError(f"{quoted(file)}: {what}; a class must be in train to be scored. Add or remove rows.")
+    return [f"{quoted(file)}: {what}."]
+
+
+def hold_out(found: DataListing, test_fold: int | None, file: Path, *, declared: bool) -> DataListing:
+    """The same data with one of its folds as the test split; unchanged for None."""
+    if test_fold is None:
+        return found
+    if found.test is not None:
+        raise ConfigError(
+            f"data.test_fold: {quoted(file)} says itself which items are for testing; set data.test_fold=null."
         )
-        if self.numbering.names is None:
-            raise DataError(f"{quoted(self.file)}: {what}; a class must be in train to be scored. Add or remove rows.")
-        notes.append(f"{quoted(self.file)}: {what}.")
+    folds = np.empty(0, np.int64) if found.folds is None else np.asarray(found.folds)
+    if test_fold not in folds:
+        listed = ", ".join(map(str, np.unique(folds)))
+        seen = f"has the folds {listed}" if listed else "has no folds"
+        raise ConfigError(f"data.test_fold: {test_fold} given, but {quoted(file)} {seen}.")
+    rows = np.flatnonzero(folds != test_fold), np.flatnonzero(folds == test_fold)
+    if not len(rows[0]):
+        raise DataError(f"{quoted(file)} lists no files to train on outside fold {test_fold}.")
+    train, test = (
+        Listing(*(None if column is None else Chosen(column, chosen) for column in found.train))  # type: ignore[arg-type]
+        for chosen in rows
+    )
+    notes = list(found.notes)
+    if found.classes is not None:
+        seen_in = [{one for label in part.labels or () for one in as_tuple(label)} for part in (train, test)]
+        notes += check_classes([found.classes[n] for n in sorted(seen_in[1] - seen_in[0])], file, declared=declared)
+    return found._replace(train=train, test=test, folds=None, notes=tuple(notes))
+
+
+def as_tuple(label: int | tuple[int, ...]) -> tuple[int, ...]:
+    """The labels of an item that has one or any number of them."""
+    return label if isinstance(label, tuple) else (label,)
 
 
 def read_label_file(folder: Path) -> Numbering:

@@ -23,10 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.data.listing.columns import Column
-from bridle.data.listing.folders import Listing, PathList
-from bridle.data.listing.table import DataListing, Several, Spans
-from bridle.data.shards.tar_member import MemberList, Place
+from bridle.data.listing.columns import Column, MemberList, MultiLabels, PathList, Spans
+from bridle.data.listing.table import DataListing, Listing
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Labels
 from bridle.errors import quoted
 from bridle.files import remove_stale, replacing_folder, sha256_of, sha256_of_json
@@ -109,7 +108,7 @@ def split_facts(listing: Listing, root: Path) -> dict[str, Any]:
     return {
         "prefix": names.ends.file.name.partition(".")[0],  # what is held out may be called val
         "labelled": listing.labels is not None,
-        "several": isinstance(listing.labels, Several),
+        "multilabel": isinstance(listing.labels, MultiLabels),
         "spanned": listing.spans is not None,
         "shards": None if members is None else [shard.relative_to(root).as_posix() for shard in members.shards],
     }
@@ -119,7 +118,7 @@ def columns_of(split: dict[str, Any]) -> list[str]:
     """The files of a split."""
     names = ["names", "ends"]
     names += ["labels"] if split["labelled"] else []
-    names += ["label_ends"] if split["several"] else []
+    names += ["label_ends"] if split["multilabel"] else []
     names += ["starts", "stops"] if split["spanned"] else []
     names += ["of", "offsets", "sizes"] if split["shards"] is not None else []
     return [f"{split['prefix']}.{name}" for name in names]
@@ -169,15 +168,14 @@ def read_split(folder: Path, split: dict[str, Any], root: Path) -> Listing:
         return found
 
     shards = split["shards"]
-    above = root if shards is None else Path()
-    names = PathList.packed(above, buffer=column("names"), ends=column("ends"))
-    paths: Sequence[Place] = names
+    names = PathList.packed(root if shards is None else Path(), buffer=column("names"), ends=column("ends"))
+    paths: Sequence[Location] = names
     if shards is not None:
-        places = [root / shard for shard in shards]
-        paths = MemberList(places, names, column("of"), column("offsets"), column("sizes"))
+        columns = {"shard_of": column("of"), "offsets": column("offsets"), "sizes": column("sizes")}
+        paths = MemberList([root / shard for shard in shards], names=names, **columns)
     labels: Labels | None = None
     if split["labelled"]:
-        labels = Several(column("labels"), column("label_ends")) if split["several"] else column("labels")
+        labels = MultiLabels(column("labels"), column("label_ends")) if split["multilabel"] else column("labels")
     return Listing(paths, labels, Spans(column("starts"), column("stops")) if split["spanned"] else None)
 
 

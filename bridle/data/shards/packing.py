@@ -2,7 +2,7 @@
 
 A sample is KEY.EXT. Its key is its path without the ending; dots and what is not printable become `_`, because a key
 ends at its first dot; a key that is taken gets -2, -3, … Where that changes a name, KEY.json keeps it under "name".
-One label is KEY.cls, its number; several are {"labels": […]} in KEY.json; parts and folds are {"rows": […]} there.
+One label is KEY.cls, its number; any number are {"labels": […]} in KEY.json; parts and folds are {"rows": […]} there.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from bridle.data.listing.folders import Listing, printable
-from bridle.data.listing.table import WHOLE
+from bridle.data.listing.columns import WHOLE
+from bridle.data.listing.folders import printable
+from bridle.data.listing.table import Listing
 from bridle.data.listing.table_on_disk import state_of
-from bridle.data.shards.tar_member import Place, open_regular
+from bridle.data.shards.tar_member import Location, open_regular
 from bridle.errors import DataError, quoted
 
 LONGEST_KEY = 200  # characters
@@ -175,7 +176,7 @@ def pad(file: BinaryIO, size: int) -> None:
     file.write(bytes(-size % tarfile.BLOCKSIZE))
 
 
-def entry_bytes(path: Place) -> int:
+def entry_bytes(path: Location) -> int:
     """Bytes of a file as far as can be told; one that is not there has none."""
     state = state_of(path) if isinstance(path, Path) else None
     return 0 if state is None else state[0]

@@ -2,8 +2,8 @@
 
 Layout of a shard, as webdataset writes it: members that share a key (the name up to the first dot after the last slash)
 belong together: KEY.jpg is the sample, KEY.cls (text) or KEY.json ({"label": …}) its label, a number or a name;
-{"labels": […]} are several. {"rows": [{"label": …, "start": …, "end": …, "fold": …}, …]} makes one sample of each row:
-parts of a recording in seconds, folds for cross-validation.
+{"labels": […]} is a multilabel sample. {"rows": [{"label": …, "start": …, "end": …, "fold": …}, …]} makes one sample
+of each row: parts of a recording in seconds, folds for cross-validation.
 
     ROOT/train/*.tar, ROOT/test/*.tar (or val/)                  train and test
     ROOT/train-*.tar, ROOT/test-*.tar (or val-*.tar) and so on   train and test by the first word of the name
@@ -18,7 +18,6 @@ ROOT/index, which `bridle data shard` writes, spares the scan as long as the sha
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -28,17 +27,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.data.listing.columns import Growing
-from bridle.data.listing.folders import Lazy, Listing, existing_folder
-from bridle.data.listing.table import SPILL_EVERY, DataListing, Rows
+from bridle.data.listing.table import DataListing, Rows, hold_out
 from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index, state_of
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.shards.scan import Contents, Label, ShardRow, ShardSample, scan_shard
-from bridle.data.shards.tar_member import Member, MemberList
-from bridle.errors import ConfigError, DataError, UsageError, quoted
+from bridle.errors import DataError, UsageError, quoted
 from bridle.files import sha256_of_json
-
-__all__ = ["INDEX", "Member", "find_shards", "scan_shards", "shards_key", "split_shards"]
 
 INDEX = "index"
 LARGE = 2**30  # bytes of shards from which on the result of a scan is kept
@@ -64,16 +58,13 @@ class Naming(NamedTuple):
     numbered: bool
 
 
-def find_shards(
-    root: str | os.PathLike[str], *, extensions: Sequence[str], test_fold: int | None = None
-) -> DataListing:
+def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None = None) -> DataListing:
     """The members with one of `extensions` (such as ".jpg") in the shards of `root`, with their labels."""
-    root = existing_folder(root)
-    files = split_shards(root)
+    files, declared = split_shards(root), (root / "classes.txt").is_file()
     key = shards_key(root, files, extensions)
     stored = read_index(root / INDEX, key=key, root=root)
     if stored.listing is not None:
-        return hold_out(stored.listing, test_fold, root)
+        return hold_out(stored.listing, test_fold, root, declared=declared)
     build = partial(scan_shards, root, files, extensions)
     if sum(size_of(file) for file in (*files.train, *files.test)) < LARGE:
         found = build(None)
@@ -83,7 +74,7 @@ def find_shards(
     if stored.why is not None:
         note = f"the index of {quoted(root)} is not used ({stored.why}); the shards were scanned instead."
         found = found._replace(notes=(*found.notes, note))
-    return hold_out(found, test_fold, root)
+    return hold_out(found, test_fold, root, declared=declared)
 
 
 def shards_key(root: Path, files: ShardFiles, extensions: Sequence[str]) -> str:
@@ -142,47 +133,31 @@ def listed(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
 
 
-class Collected:
+class ShardRows(Rows):
     """The samples of one split, shard by shard, before classes have numbers."""
 
     def __init__(self, split: str, folder: Path | None, numbers: dict[Label, int]) -> None:
-        self.rows = Rows(Path(), split=split, folder=folder)
-        self.of, self.offsets, self.sizes = (
-            Growing(typecode, None if folder is None else folder / f"{split}.{name}")
-            for name, typecode in (("of", "i"), ("offsets", "q"), ("sizes", "q"))
-        )
-        self.shards: list[Path] = []
+        super().__init__(Path(), split=split, folder=folder)
         self.numbers = numbers  # of the labels, in the order they come; shared by all splits
         self.first: dict[int, str] = {}  # where each of these was first seen
         self.notes: list[str] = []
         self.damage: list[str] = []
         self.unlabelled = 0
-        self.several = False
+        self.multilabel = False
 
-    def add(self, shard: Path, contents: Contents) -> None:
+    def add_shard(self, shard: Path, contents: Contents) -> None:
         self.shards.append(shard)
         self.notes += contents.notes
         self.damage += contents.damage
-        self.several = self.several or contents.several
+        self.multilabel = self.multilabel or contents.multilabel
         for name, offset, size, row in contents.samples:
             where = quoted(shard / name)
             labels = [self.numbers.setdefault(label, len(self.numbers)) for label in row.labels or ()]
             for label in labels:
                 self.first.setdefault(label, where)
             self.unlabelled += row.labels is None
-            self.rows.add(name, labels=labels, span=row.span, fold=row.fold, where=where)
-            self.of.append(len(self.shards) - 1)
-            self.offsets.append(offset)
-            self.sizes.append(size)
-            if len(self.rows) % SPILL_EVERY == 0:
-                for column in (self.rows, self.of, self.offsets, self.sizes):
-                    column.spill()
-
-    def listing(self, final: NDArray[np.int32] | None, *, several: bool) -> Listing:
-        listing = self.rows.listing(final, several=several)
-        names = listing.paths
-        members = MemberList(self.shards, names, self.of.finish(), self.offsets.finish(), self.sizes.finish())  # type: ignore[arg-type]
-        return listing._replace(paths=members)
+            self.add_member(offset, size)
+            self.add(name, labels=labels, span=row.span, fold=row.fold, where=where)
 
 
 def scan_shards(
@@ -195,7 +170,7 @@ def scan_shards(
         for split, paths in (("train", files.train), ("test", files.test))
     )
     assert train is not None
-    if not len(train.rows):
+    if not train:
         raise DataError(
             f"no {' '.join(extensions)} members in the {len(files.train)} shard(s) of {quoted(root)}, the first one "
             f"{quoted(files.train[0].name)}; {' '.join(train.damage + train.notes) or 'they are empty.'}"
@@ -204,17 +179,18 @@ def scan_shards(
         raise DataError(f"{test.damage[0]} Scores need every held-out sample: copy the shard again.")
     notes = [*files.notes, *train.damage, *train.notes, *(test.notes if test else [])]
     if train.unlabelled:
-        if train.unlabelled < len(train.rows):
-            notes.append(f"{train.unlabelled} of {len(train.rows)} training samples have no label, so none is used.")
-        held_out = test.listing(None, several=False) if test else None
-        return DataListing(train.listing(None, several=False), held_out, None, folds_of(train), tuple(notes))
+        if train.unlabelled < len(train):
+            notes.append(f"{train.unlabelled} of {len(train)} training samples have no label, so none is used.")
+        held_out = test.listing(None, multilabel=False) if test else None
+        return DataListing(train.listing(None, multilabel=False), held_out, None, folds_of(train), tuple(notes))
     if test is not None and test.unlabelled:
         notes.append("the held-out shards have samples without a label and are left out; scores come from train.")
         test = None
     naming = name_classes(root, train)
-    final, several = number(train, test, naming, root), train.several or (test is not None and test.several)
-    held_out = None if test is None else test.listing(final, several=several)
-    return DataListing(train.listing(final, several=several), held_out, naming.classes, folds_of(train), tuple(notes))
+    final, multilabel = number(train, test, naming, root), any(rows.multilabel for rows in (train, test) if rows)
+    held_out = None if test is None else test.listing(final, multilabel=multilabel)
+    to_train = train.listing(final, multilabel=multilabel)
+    return DataListing(to_train, held_out, naming.classes, folds_of(train), tuple(notes))
 
 
 def collect(
@@ -224,23 +200,23 @@ def collect(
     folder: Path | None,
     numbers: dict[Label, int],
     workers: int,
-) -> Collected:
-    collected = Collected(split, folder, numbers)
+) -> ShardRows:
+    collected = ShardRows(split, folder, numbers)
     scan = partial(scan_shard, extensions=tuple(extensions))
     results = map_in_order(scan, shards, workers=workers, records=(Contents, ShardSample, ShardRow))
     for shard, contents in zip(shards, results, strict=True):
         if isinstance(contents, DataError):
             raise contents
-        collected.add(shard, contents)
+        collected.add_shard(shard, contents)
     return collected
 
 
-def folds_of(train: Collected) -> Sequence[int] | None:
-    folds: Sequence[int] | None = train.rows.folds.finish() if train.rows.folded else None
+def folds_of(train: ShardRows) -> Sequence[int] | None:
+    folds: Sequence[int] | None = train.folds.finish() if train.folded else None
     return folds
 
 
-def name_classes(root: Path, train: Collected) -> Naming:
+def name_classes(root: Path, train: ShardRows) -> Naming:
     """The classes in order: by classes.txt, by number, or by name."""
     names = root / "classes.txt"
     if names.is_file():
@@ -255,7 +231,7 @@ def name_classes(root: Path, train: Collected) -> Naming:
     return Naming(tuple(str(i) for i in range(max(counts, default=0) + 1)), numbered=True)
 
 
-def number(train: Collected, test: Collected | None, naming: Naming, root: Path) -> NDArray[np.int32]:
+def number(train: ShardRows, test: ShardRows | None, naming: Naming, root: Path) -> NDArray[np.int32]:
     """The position in the classes for each label, by the number it was given when it was first seen."""
     places = {name: i for i, name in enumerate(naming.classes)}
     final = np.zeros(len(train.numbers), dtype=np.int32)
@@ -271,34 +247,3 @@ def number(train: Collected, test: Collected | None, naming: Naming, root: Path)
             )
         final[given] = at
     return final
-
-
-class Chosen(Lazy[object]):
-    """Some rows of a column."""
-
-    def __init__(self, column: Sequence[object], rows: NDArray[np.int64]) -> None:
-        self.column, self.rows = column, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def row(self, at: int) -> object:
-        return self.column[int(self.rows[at])]
-
-
-def hold_out(found: DataListing, test_fold: int | None, root: Path) -> DataListing:
-    """One fold as the held-out part, if that is asked for."""
-    if test_fold is None:
-        return found
-    if found.test is not None:
-        raise ConfigError(f"data.test_fold: {quoted(root)} has shards that are held out; set data.test_fold=null.")
-    folds = np.empty(0, np.int64) if found.folds is None else np.asarray(found.folds)
-    if test_fold not in folds:
-        seen = ", ".join(map(str, np.unique(folds))) or "none"
-        raise ConfigError(f"data.test_fold: {test_fold} given, but the folds of {quoted(root)} are: {seen}.")
-    train, test = (choose(found.train, np.flatnonzero(wanted)) for wanted in (folds != test_fold, folds == test_fold))
-    return found._replace(train=train, test=test, folds=None)
-
-
-def choose(listing: Listing, rows: NDArray[np.int64]) -> Listing:
-    return Listing(*(None if column is None else Chosen(column, rows) for column in listing))  # type: ignore[arg-type]

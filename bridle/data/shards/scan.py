@@ -1,4 +1,4 @@
-"""What one tar shard holds, by its headers and the labels among its members; see `shards` for the layout."""
+"""What one tar shard holds, by its headers and the labels among its members; see `reader` for the layout."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
+from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.manifest import fold_of, span_of
-from bridle.data.listing.table import WHOLE, Span
 from bridle.errors import DataError, quoted
 
 Label = int | str
@@ -42,7 +42,7 @@ class Contents(NamedTuple):
     """What the headers of one shard say."""
 
     samples: list[ShardSample]
-    several: bool = False  # does any sample have a list of labels
+    multilabel: bool = False  # does any sample have a list of labels
     notes: tuple[str, ...] = ()  # what was left aside
     damage: tuple[str, ...] = ()  # where samples are lost
 
@@ -51,7 +51,7 @@ class Note(NamedTuple):
     """What the label member of a key says."""
 
     rows: tuple[ShardRow, ...]
-    several: bool = False
+    multilabel: bool = False
 
 
 def scan_shard(shard: Path, *, extensions: Sequence[str]) -> Contents | DataError:
@@ -104,12 +104,12 @@ class Scan:
         ]
         return Contents(
             samples,
-            several=any(note.several for note in notes.values()),
-            notes=self._told(refused, others),
+            multilabel=any(note.multilabel for note in notes.values()),
+            notes=self._left_aside(refused, others),
             damage=tuple(self.damage),
         )
 
-    def _told(self, refused: int, others: int) -> tuple[str, ...]:
+    def _left_aside(self, refused: int, others: int) -> tuple[str, ...]:
         shard = quoted(self.shard)
         said = [f"{refused} member(s) of {shard} are links, devices or lead outside; left aside."] if refused else []
         said += [f"{others} member(s) of {shard} are neither samples nor labels; left aside."] if others else []
@@ -156,19 +156,19 @@ def read_note(values: dict[str, Any], place: str) -> Note | None:
     """Labels, spans and folds of a key, as written."""
     if isinstance(rows := values.get("rows"), list) and rows and all(isinstance(row, dict) for row in rows):
         read = tuple(ShardRow(labels_of(row, place), span_of(row, place), fold_of(row, place)) for row in rows)
-        return Note(read, several=any("labels" in row for row in rows))
+        return Note(read, multilabel=any("labels" in row for row in rows))
     if values.get("label") is None and values.get("labels") is None:
         return None
-    return Note((ShardRow(labels_of(values, place)),), several=values.get("labels") is not None)
+    return Note((ShardRow(labels_of(values, place)),), multilabel=values.get("labels") is not None)
 
 
 def labels_of(values: dict[str, Any], place: str) -> tuple[Label, ...] | None:
-    several, one = values.get("labels"), values.get("label")
-    if several is None:
+    many, one = values.get("labels"), values.get("label")
+    if many is None:
         return None if one is None else (label_of(one, place),)
-    if not isinstance(several, list):
-        raise DataError(f"{place} holds the labels {quoted(several)}; expected a list of numbers or names.")
-    return tuple(dict.fromkeys(label_of(label, place) for label in several))
+    if not isinstance(many, list):
+        raise DataError(f"{place} holds the labels {quoted(many)}; expected a list of numbers or names.")
+    return tuple(dict.fromkeys(label_of(label, place) for label in many))
 
 
 def label_of(label: object, place: str) -> Label:
@@ -184,4 +184,4 @@ def merged(first: Note, second: Note) -> Note:
     long, short = (first, second) if len(first.rows) > 1 or first.rows[0][1:] != (WHOLE, None) else (second, first)
     label = short.rows[0].labels
     rows = tuple(row if row.labels is not None else row._replace(labels=label) for row in long.rows)
-    return Note(rows, first.several or second.several)
+    return Note(rows, first.multilabel or second.multilabel)

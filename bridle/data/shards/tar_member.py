@@ -1,23 +1,20 @@
 """A sample inside a tar file, read where it lies: its bytes, a file-like view of them, or an address for FFmpeg.
 
-`Place` is where the bytes of a sample are, whatever holds them: readers take both, and both can be shown as text.
+`Location` is where the bytes of a sample are, whatever holds them: readers take both, and both can be shown as text.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from array import array
 from io import SEEK_CUR, SEEK_END, SEEK_SET, FileIO, RawIOBase
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from bridle.data.listing.columns import Numbers
-from bridle.data.listing.folders import Lazy, PathList
 from bridle.errors import DataError, quoted
 
 
-class Member(NamedTuple):
+class TarMember(NamedTuple):
     """Where the bytes of one sample lie."""
 
     shard: Path
@@ -26,10 +23,10 @@ class Member(NamedTuple):
     size: int
 
     def __str__(self) -> str:
-        return str(self.place)
+        return str(self.path)
 
     @property
-    def place(self) -> Path:
+    def path(self) -> Path:
         """For messages: the name as if the shard were a folder."""
         return self.shard / self.name
 
@@ -38,7 +35,7 @@ class Member(NamedTuple):
         """The ending of the name, as of a path."""
         return PurePosixPath(self.name).suffix
 
-    def open(self) -> MemberFile:
+    def open(self) -> TarMemberFile:
         """The bytes as a file; DataError if the shard ends before they do."""
         try:
             handle = os.open(self.shard, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -51,7 +48,7 @@ class Member(NamedTuple):
                 f"{quoted(self)} should end at byte {self.offset + self.size} of its shard, which has {there}; "
                 "the shard is truncated. Copy it again."
             )
-        return MemberFile(handle, self.offset, self.size)
+        return TarMemberFile(handle, self.offset, self.size)
 
     def read(self) -> bytes:
         """All bytes."""
@@ -67,12 +64,12 @@ class Member(NamedTuple):
         return f"subfile,,start,{self.offset},end,{self.offset + self.size},,:{os.path.abspath(self.shard)}"
 
 
-Place = Path | Member
+Location = Path | TarMember
 
 
-def open_regular(path: Place) -> FileIO | MemberFile:
+def open_regular(path: Location) -> FileIO | TarMemberFile:
     """A file, and nothing else: opening a pipe would wait for somebody to write into it."""
-    if isinstance(path, Member):
+    if isinstance(path, TarMember):
         return path.open()
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -81,7 +78,7 @@ def open_regular(path: Place) -> FileIO | MemberFile:
     return FileIO(handle)  # without a buffer, because a decoder goes on with the bare handle
 
 
-class MemberFile(RawIOBase):
+class TarMemberFile(RawIOBase):
     """Some bytes of a file as a file of their own, for decoders that seek; owns the handle."""
 
     def __init__(self, handle: int, offset: int, size: int) -> None:
@@ -113,28 +110,3 @@ class MemberFile(RawIOBase):
         if not self.closed:
             os.close(self.handle)
         super().close()
-
-
-class MemberList(Lazy[Member]):
-    """Members of many shards in flat columns: about 20 bytes each and the name."""
-
-    def __init__(
-        self,
-        shards: list[Path] | None = None,
-        names: PathList | None = None,
-        of: Numbers | None = None,
-        offsets: Numbers | None = None,
-        sizes: Numbers | None = None,
-    ) -> None:
-        self.shards = [] if shards is None else shards
-        self.names = PathList(Path()) if names is None else names
-        self.of: Numbers = array("i") if of is None else of
-        self.offsets: Numbers = array("q") if offsets is None else offsets
-        self.sizes: Numbers = array("q") if sizes is None else sizes
-
-    def __len__(self) -> int:
-        return len(self.of)
-
-    def row(self, at: int) -> Member:
-        name = os.fspath(self.names[at])
-        return Member(self.shards[int(self.of[at])], name, int(self.offsets[at]), int(self.sizes[at]))

@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.data.listing.folders import Listing
-from bridle.data.listing.table import DataListing
+from bridle.data.listing.table import DataListing, Listing
 from bridle.data.listing.table_on_disk import FORMAT, build_at
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.shards.packing import Group, Packed, entry_bytes, pack, rows_of

@@ -27,12 +27,13 @@ from torch.nn.functional import interpolate
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.image.source import random_box
+from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.folders import printable
-from bridle.data.listing.table import WHOLE, DataListing, Span
+from bridle.data.listing.table import DataListing
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import renew, watched
-from bridle.data.shards.tar_member import Member, Place
+from bridle.data.shards.tar_member import Location, TarMember
 from bridle.data.sources import Labels, Sample, Splits, Window, label_of
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
@@ -63,11 +64,11 @@ class Decoding(NamedTuple):
                 f"geometry.channels is {self.geometry.channels}; videos have 1 channel (grey) or 3 (RGB)."
             )
 
-    def clip(self, path: Place, *, place: float, span: Span) -> Tensor:
+    def clip(self, path: Location, *, place: float, span: Span) -> Tensor:
         """(n, h, w, C), n ≤ T: the clip at `place` (0 … 1) of the starts where it fits; shorter where the file ends."""
         return self._read(path, place=place, span=span, length=self.geometry.input[0], stride=self.stride)[1]
 
-    def whole(self, path: Place, *, span: Span) -> Tensor:
+    def whole(self, path: Location, *, span: Span) -> Tensor:
         """(n, h, w, C): all frames; none if they are too many for the cache, or cannot all be decoded."""
         try:
             count, frames = self._read(path, place=0.0, span=span, length=None, stride=1, most=MOST_CACHED)
@@ -75,7 +76,7 @@ class Decoding(NamedTuple):
             return torch.zeros(0, 1, 1, self.geometry.channels, dtype=torch.uint8)
         return frames if count == len(frames) else frames[:0].clone()
 
-    def windows(self, path: Place, *, span: Span) -> Iterator[tuple[tuple[float, ...], Tensor]]:
+    def windows(self, path: Location, *, span: Span) -> Iterator[tuple[tuple[float, ...], Tensor]]:
         """Times in seconds and frames (n ≤ T, h, w, C) of one window after the other."""
         from bridle.data.video.decode import Cut, read_windows
 
@@ -85,7 +86,7 @@ class Decoding(NamedTuple):
                 renew()
                 yield tuple(seconds), torch.from_numpy(pictures)
 
-    def _read(self, path: Place, **wanted: Any) -> tuple[int, Tensor]:
+    def _read(self, path: Location, **wanted: Any) -> tuple[int, Tensor]:
         from bridle.data.video.decode import Cut, read_clip
 
         with decoder_errors(path, self.timeout):
@@ -108,7 +109,7 @@ class Decoding(NamedTuple):
         valid = (2 * real >= patch).repeat_interleave(self.geometry.tokens // len(real))  # (T,) tokens
         return torch.cat([x, x[:, -1:].expand(-1, length - n, -1, -1)], dim=1), valid
 
-    def too_short(self, path: Place, frames: int) -> DataError:
+    def too_short(self, path: Location, frames: int) -> DataError:
         return DataError(
             f"{quoted(path)} gives {frames} frames at stride {self.stride}, less than half a tubelet of "
             f"{self.geometry.patch[0]}; it is too short to be used. Lower video.stride or remove it."
@@ -123,7 +124,7 @@ class Videos:
     def __init__(
         self,
         *,
-        paths: Sequence[Place],
+        paths: Sequence[Location],
         labels: Labels | None,
         classes: Sequence[str] | None,
         spans: Sequence[tuple[float, float | None]] | None,
@@ -257,11 +258,11 @@ class VideoReader:
         self.decoding = Decoding(geometry=geometry, stride=stride, short_side=short_side, timeout=timeout)
         self.decoding.check()
 
-    def windows(self, path: Place) -> Iterator[Window]:
+    def windows(self, path: Location) -> Iterator[Window]:
         """All windows of a file, decoded one at a time; an end that fills less than half a tubelet is left out."""
         return self.windows_between(path, start=0.0, end=None)
 
-    def windows_between(self, path: Place, *, start: float, end: float | None) -> Iterator[Window]:
+    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
         """The same for a part of a file, in seconds."""
         decoding = self.decoding
         length, height, width = decoding.geometry.input
@@ -273,13 +274,13 @@ class VideoReader:
                 raise decoding.too_short(path, len(frames))
 
 
-def address_of(path: Place) -> str:
+def address_of(path: Location) -> str:
     """What the decoder opens."""
-    return path.address() if isinstance(path, Member) else os.path.abspath(path)
+    return path.address() if isinstance(path, TarMember) else os.path.abspath(path)
 
 
 @contextmanager
-def decoder_errors(path: Place, timeout: float) -> Iterator[None]:
+def decoder_errors(path: Location, timeout: float) -> Iterator[None]:
     """Decode a video inside the block, watched; whatever its decoder raises becomes a DataError."""
     try:
         with watched(path, timeout=timeout):

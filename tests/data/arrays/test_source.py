@@ -14,8 +14,8 @@ from bridle.config import load_config
 from bridle.data.arrays.source import SignalFormat, Signals, open_signals
 from bridle.data.build import open_data
 from bridle.data.inspect.check import check_folder
-from bridle.data.listing.folders import Listing
 from bridle.data.listing.layouts import find_data
+from bridle.data.listing.table import Listing
 from bridle.data.shards.gather import files_to_shard
 from bridle.data.shards.writer import write_shards
 from bridle.data.sources import Measured, Splits, Viewed

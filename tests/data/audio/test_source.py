@@ -19,9 +19,9 @@ from bridle.data.audio import source as audio_source
 from bridle.data.audio.decode import EXTENSIONS, read_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
 from bridle.data.audio.source import RecordingReader, Recordings, open_recordings
-from bridle.data.listing.folders import Listing, PathList
+from bridle.data.listing.columns import PathList
 from bridle.data.listing.layouts import find_data
-from bridle.data.listing.table import DataListing
+from bridle.data.listing.table import DataListing, Listing
 from bridle.data.loading.loader import Loader, load_checked, sequential
 from bridle.data.loading.mixing import Mixed
 from bridle.data.sources import Viewed

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.image.source import EXTENSIONS, Images, centre_box, open_images, random_box, read_image
-from bridle.data.listing.layouts import DataListing, find_data
+from bridle.data.listing.layouts import find_data
+from bridle.data.listing.table import DataListing
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 

@@ -9,7 +9,8 @@ import pytest
 import soundfile
 
 from bridle.data.listing.audioset import availability
-from bridle.data.listing.layouts import DataListing, find_data
+from bridle.data.listing.layouts import find_data
+from bridle.data.listing.table import DataListing
 from bridle.errors import ConfigError, DataError
 
 CLASSES = 'index,mid,display_name\n0,/m/09x0r,"Speech"\n1,/m/05zppz,"Male speech, man speaking"\n2,/m/0bt9lr,"Dog"\n'

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridle.data.listing.layouts import DataListing, find_data, tell_layout
+from bridle.data.listing.layouts import find_data, tell_layout
+from bridle.data.listing.table import DataListing
 from bridle.errors import ConfigError, DataError, UsageError
 
 EXTENSIONS = (".wav", ".ogg", ".mp4")

@@ -172,7 +172,7 @@ def test_a_list_that_is_not_there_or_of_no_known_kind_is_refused(tmp_path: Path)
 def test_folds_that_are_not_there_cannot_be_held_out(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.test_fold: 1 given, but .* has no folds"):
         read(tmp_path, "path\na\n", test_fold=1)
-    with pytest.raises(ConfigError, match="says itself which rows are for testing"):
+    with pytest.raises(ConfigError, match="says itself which items are for testing"):
         read(tmp_path, "path,split,fold\na,train,1\nb,test,2\n", test_fold=1)
 
 

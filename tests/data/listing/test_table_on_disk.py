@@ -49,7 +49,8 @@ def read(path: Path, **options: int) -> DataListing:
 
 
 def in_memory(path: Path, test_fold: int | None = None) -> DataListing:
-    return manifest.parse_manifest(path, path.parent, test_fold, None)
+    found = manifest.parse_manifest(path, path.parent, None)
+    return listing_table.hold_out(found, test_fold, path, declared=False)
 
 
 def must_not_run(*args: object) -> DataListing:

@@ -26,7 +26,7 @@ from bridle.config.schema import AugmentConfig
 from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.source import Recordings
 from bridle.data.image.source import Images
-from bridle.data.listing.folders import Listing
+from bridle.data.listing.table import Listing
 from bridle.data.loading import loader as loader_module
 from bridle.data.loading import watchdog
 from bridle.data.loading.loader import Batch, Loader, sequential

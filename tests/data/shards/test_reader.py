@@ -17,8 +17,10 @@ from PIL import Image
 from bridle.config import load_config
 from bridle.data.build import open_data
 from bridle.data.image.source import EXTENSIONS, Images, open_images
+from bridle.data.listing.layouts import find_data
 from bridle.data.loading.loader import Loader, sequential
-from bridle.data.shards.reader import Member, find_shards
+from bridle.data.shards.reader import find_shards
+from bridle.data.shards.tar_member import TarMember
 from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
 
@@ -246,7 +248,7 @@ def test_what_is_no_sample_and_label_is_refused_with_its_place(
 
 def test_folders_without_usable_shards_are_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
-        find_shards(tmp_path / "nowhere", extensions=EXTENSIONS)
+        find_data(root=str(tmp_path / "nowhere"), manifest=None, layout="shards", extensions=EXTENSIONS)
     with pytest.raises(UsageError, match=r"no \.tar files"):
         find_shards(tmp_path, extensions=EXTENSIONS)
     (tmp_path / "a.tar.gz").write_bytes(b"")
@@ -268,7 +270,7 @@ def test_a_missing_or_bad_member_is_a_data_error_with_its_place(tmp_path: Path) 
     with pytest.raises(DataError, match=r"a.tar/1.png' cannot be read as an image: not a JPEG"):
         source.load(0, None)
     with pytest.raises(DataError, match="No such file"):
-        Member(tmp_path / "gone.tar", "1.png", 512, 3).read()
+        TarMember(tmp_path / "gone.tar", "1.png", 512, 3).read()
 
 
 def test_samples_do_not_depend_on_whether_they_lie_in_files_or_shards(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from video_files import numbers, write_numbered, write_pictures, write_sound
 
 from bridle.config.schema import AugmentConfig
 from bridle.data import Loader, sequential
-from bridle.data.listing.folders import Listing, PathList
-from bridle.data.listing.table import DataListing
+from bridle.data.listing.columns import PathList
+from bridle.data.listing.table import DataListing, Listing
 from bridle.data.sources import Reader, Viewed, Views
 from bridle.data.video import source as video_source
 from bridle.data.video.source import EXTENSIONS, VideoReader, Videos, open_videos

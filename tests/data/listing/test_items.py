@@ -18,8 +18,8 @@ from small_models import SIZES, build_model
 import bridle
 from bridle.config import load_config
 from bridle.console import ProgressLine
+from bridle.data.listing.items import Item, Items, find_inputs
 from bridle.errors import DataError, UsageError
-from bridle.infer.inputs import Item, Items, find_inputs
 from bridle.infer.model import Model
 from bridle.infer.write import Options, Written, tokenize_inputs
 

@@ -1,4 +1,4 @@
-"""What a command is asked to read: files, folders, patterns, manifests, tar shards, or a list of paths on stdin.
+"""Every item behind the words of a command: files, folders, patterns, manifests, tar shards, or paths on stdin.
 
 An item is a file, a part of a file (a manifest's `start` and `end`), or a member of a tar file. Its name in results:
 
@@ -16,22 +16,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from bridle.data.listing.folders import Lazy, PathList, printable, walk
-from bridle.data.listing.manifest import DELIMITERS, RECORDS, Record, Row, json_records, read_table, span_of
-from bridle.data.listing.table import WHOLE, Span
+from bridle.data.listing.columns import WHOLE, Lazy, PathList, Span
+from bridle.data.listing.folders import files_below, printable
+from bridle.data.listing.manifest import MANIFESTS, manifest_rows, path_of, span_of
 from bridle.data.shards.scan import Contents, scan_shard
-from bridle.data.shards.tar_member import Member, Place
+from bridle.data.shards.tar_member import Location, TarMember
 from bridle.data.sources import Reader, SpanReader, Window
 from bridle.errors import DataError, UsageError, quoted
 
-MANIFESTS = (*DELIMITERS, *RECORDS)
 SHARD = ".tar"
 
 
 class Item(NamedTuple):
     """Something that has rows of its own in the result."""
 
-    place: Place
+    location: Location
     span: Span = WHOLE
 
     @property
@@ -43,26 +42,27 @@ class Item(NamedTuple):
 
     @property
     def path(self) -> Path:
-        """Its place, for messages."""
-        return self.place.place if isinstance(self.place, Member) else self.place
+        """Its file, or the path of a member as if its shard were a folder."""
+        return self.location.path if isinstance(self.location, TarMember) else self.location
 
     def stamp(self) -> tuple[int, int]:
-        """Size and change time of its file, which tell whether it is still the same; a missing one has its own."""
+        """Size and change time of its file, which show whether it is still the same; (-1, 0) for a missing one."""
         try:
-            found = (self.place.shard if isinstance(self.place, Member) else self.place).stat()
+            found = (self.location.shard if isinstance(self.location, TarMember) else self.location).stat()
         except OSError:
             return -1, 0
         return found.st_size, found.st_mtime_ns
 
     def windows(self, reader: Reader) -> Iterator[Window]:
         """What the reader makes of it; DataError or OSError if it cannot be read."""
-        if isinstance(self.place, Path) and self.place.suffix.lower() == SHARD:
-            raise DataError(" ".join(scanned(self.place, reader).damage) or f"{quoted(self.place)} was damaged before.")
+        if isinstance(self.location, Path) and self.location.suffix.lower() == SHARD:
+            damage = " ".join(scanned(self.location, reader).damage)
+            raise DataError(damage or f"{quoted(self.location)} was damaged before.")
         if self.span == WHOLE:
-            return reader.windows(self.place)
+            return reader.windows(self.location)
         if not isinstance(reader, SpanReader) or not reader.timed:
             raise UsageError(f"{quoted(self.name)} is a part in seconds, but this model's files have no time axis.")
-        return reader.windows_between(self.place, start=self.span[0], end=self.span[1])
+        return reader.windows_between(self.location, start=self.span[0], end=self.span[1])
 
 
 class Items(Lazy[Item]):
@@ -71,34 +71,34 @@ class Items(Lazy[Item]):
     def __init__(self, items: Iterable[Item] = ()) -> None:
         self.names = PathList(Path())
         self.shards: list[Path] = []
-        self.of, self.offsets, self.sizes = array("i"), array("q"), array("q")  # shard -1: a file of its own
+        self.shard_of, self.offsets, self.sizes = array("i"), array("q"), array("q")  # shard -1: a file of its own
         self.starts, self.ends = array("d"), array("d")  # end -1: that of the file
         for item in items:
             self.append(item)
 
     def append(self, item: Item) -> None:
-        place, (start, end) = item.place, item.span
+        location, (start, end) = item
         shard, offset, size = -1, 0, 0
-        if isinstance(place, Member):
-            if not self.shards or self.shards[-1] != place.shard:
-                self.shards.append(place.shard)
-            shard, offset, size = len(self.shards) - 1, place.offset, place.size
-        self.names.append(place.name if isinstance(place, Member) else os.fspath(place))
-        self.of.append(shard)
+        if isinstance(location, TarMember):
+            if not self.shards or self.shards[-1] != location.shard:
+                self.shards.append(location.shard)
+            shard, offset, size = len(self.shards) - 1, location.offset, location.size
+        self.names.append(location.name if isinstance(location, TarMember) else os.fspath(location))
+        self.shard_of.append(shard)
         self.offsets.append(offset)
         self.sizes.append(size)
         self.starts.append(start)
         self.ends.append(-1.0 if end is None else end)
 
     def __len__(self) -> int:
-        return len(self.of)
+        return len(self.shard_of)
 
     def row(self, at: int) -> Item:
         span = self.starts[at], None if self.ends[at] < 0 else self.ends[at]
-        path = self.names[at]
-        if self.of[at] < 0:
+        path, shard = self.names[at], self.shard_of[at]
+        if shard < 0:
             return Item(path, span)
-        return Item(Member(self.shards[self.of[at]], os.fspath(path), self.offsets[at], self.sizes[at]), span)
+        return Item(TarMember(self.shards[shard], os.fspath(path), self.offsets[at], self.sizes[at]), span)
 
 
 class Inputs(NamedTuple):
@@ -111,7 +111,7 @@ class Inputs(NamedTuple):
     def paths(self) -> list[Path]:
         """For work on whole files alone."""
         for item in self.items:
-            if not isinstance(item.place, Path) or item.span != WHOLE:
+            if not isinstance(item.location, Path) or item.span != WHOLE:
                 raise UsageError(
                     f"{quoted(item.name)} is not a whole file, which is needed here; give files or folders."
                 )
@@ -148,18 +148,20 @@ def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[
         if stdin is None:
             raise UsageError("- stands for standard input, which several processes cannot share; write a manifest.")
         yield from (Item(Path(os.fsdecode(line))) for raw in stdin if (line := raw.rstrip(b"\r\n")))
-    elif path.is_dir():
-        for found in in_folder(path, reader, notes):
-            yield from whole_or_members(found, reader, notes)
-    elif path.exists() and path.suffix.lower() in MANIFESTS:
+        return
+    if path.is_file() and path.suffix.lower() in MANIFESTS:
         yield from in_manifest(path, reader)
+        return
+    if path.is_dir():
+        files = in_folder(path, reader, notes)
     elif path.exists() or not glob.has_magic(name):
         if path.suffix.lower() != SHARD or not path.is_file():
             require_readable(path, reader)
-        yield from whole_or_members(path, reader, notes)
+        files = [path]
     else:
-        for found in by_pattern(name, reader):
-            yield from whole_or_members(found, reader, notes)
+        files = by_pattern(name, reader)
+    for file in files:
+        yield from whole_or_members(file, reader, notes)
 
 
 def whole_or_members(path: Path, reader: Reader, notes: list[str]) -> Iterator[Item]:
@@ -170,7 +172,7 @@ def whole_or_members(path: Path, reader: Reader, notes: list[str]) -> Iterator[I
     found = scanned(path, reader)
     notes += found.notes
     for name, offset, size, row in found.samples:
-        yield Item(Member(path, name, offset, size), row.span if reader.timed else WHOLE)
+        yield Item(TarMember(path, name, offset, size), row.span if reader.timed else WHOLE)
     if found.damage:
         yield Item(path)
     elif not found.samples:
@@ -185,8 +187,7 @@ def scanned(shard: Path, reader: Reader) -> Contents:
 
 def in_folder(folder: Path, reader: Reader, notes: list[str]) -> list[Path]:
     """All files of the reader's kinds and tar files below a folder, sorted; hidden ones are left out."""
-    names: list[str] = []
-    others = walk(folder, "", (*reader.extensions, SHARD), names, seen=set())
+    _, names, others = files_below(folder, (*reader.extensions, SHARD))
     if not names:
         raise DataError(
             f"no {' '.join(reader.extensions)} files in {quoted(folder)} or its folders ({others} files of other "
@@ -194,7 +195,7 @@ def in_folder(folder: Path, reader: Reader, notes: list[str]) -> list[Path]:
         )
     if others:
         notes.append(f"left out in {quoted(folder)}: {others} of other kinds.")
-    return [folder / name for name in sorted(names)]
+    return [folder / name for name in names]
 
 
 def by_pattern(pattern: str, reader: Reader) -> list[Path]:
@@ -208,25 +209,19 @@ def by_pattern(pattern: str, reader: Reader) -> list[Path]:
 
 def in_manifest(file: Path, reader: Reader) -> Iterator[Item]:
     """All files, or parts of files, that a manifest names, whatever their split and label."""
-    kind = file.suffix.lower()
-    rows: Iterable[Record | Row]
-    rows = json_records(file) if kind in RECORDS else read_table(file, required=("path",))
-    for values, where in rows:
-        path = values.get("path")
-        if not isinstance(path, str) or not path.strip():
-            raise DataError(f"{where} has no path; give each file's path in 'path'.")
+    for values, where in manifest_rows(file):
         span = span_of(values, where)
         if span != WHOLE and not reader.timed:
             raise UsageError(
                 f"{where} gives a start or end in seconds, but this model reads {' '.join(reader.extensions)} files, "
                 "which have no time axis; leave them out."
             )
-        yield Item(file.parent / path.strip(), span)
+        yield Item(file.parent / path_of(values, where), span)
 
 
 def is_readable(path: Path, reader: Reader) -> bool:
     """Is this the name of a file of a kind the reader knows?"""
-    return path.name.lower().endswith(tuple(extension.lower() for extension in reader.extensions))
+    return path.name.lower().endswith(reader.extensions)
 
 
 def require_readable(path: Path, reader: Reader) -> None:
