@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from bridle import distributed
 from bridle.config import Config, differences, load_config, with_absolute_paths
+from bridle.config.data_schema import SOURCES
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
 from bridle.data.loading.loader import measure
-from bridle.data.modality import modality_of
+from bridle.data.modality import modality_of, settings_of
 from bridle.errors import ConfigError
 from bridle.models.encoder import Encoder
 from bridle.train.run import with_statistics
@@ -28,13 +29,13 @@ OF_THE_RUN = (
     *("size", "encoder", "decoder", "estimator", "tokenizer", "quantizer", "loss", "schedule"),
     *("encoder_phase", "tokenizer_phase", "augment"),
 )
-MAY_CHANGE = ("data.", "geometry.input", "audio.", "video.")
+MAY_CHANGE = ("data.", "geometry.input")  # and the settings of modalities
 
 
 def on_other_data(trained: Config, recipe: str, overrides: Sequence[str], *, may_change: tuple[str, ...]) -> Config:
     """The config that judges networks of `trained` on the data of a recipe, with overrides on the recipe."""
     plain, other = load_config(recipe), with_absolute_paths(load_config(recipe, overrides))
-    allowed = (*may_change, *MAY_CHANGE)
+    allowed = (*may_change, *MAY_CHANGE, *(f"{entry.section}." for entry in SOURCES.values() if entry.section))
     for line in differences(with_absolute_paths(plain), other):
         if not line.startswith(allowed):
             raise ConfigError(f"{line}: the networks are the run's; with --on may change {', '.join(allowed)}.")
@@ -83,5 +84,6 @@ def results_name(name: str, on: str | None) -> str:
 
 def other_inputs(config: Config) -> dict[str, Any]:
     """What makes inputs of another data set's items, for protocols."""
-    sections = {name: getattr(config, name).model_dump(mode="json") for name in ("geometry", "audio", "video")}
-    return {"on": config.name, **sections, "mean": config.data.mean, "std": config.data.std}
+    sections = {"geometry": config.geometry, **settings_of(config)}
+    inputs = {name: section.model_dump(mode="json") for name, section in sections.items()}
+    return {"on": config.name, **inputs, "mean": config.data.mean, "std": config.data.std}
