@@ -155,12 +155,18 @@ def ablate(
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1",
     out: Annotated[Path | None, typer.Option(help="Where runs and table go; ablations/TABLE without it.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side; as many as cores without it.")] = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option("--on", metavar="'RECIPE k=v …'", help="Also judge every row on this data set; may be repeated."),
+    ] = None,
 ) -> None:
     """A grid of runs over seeds and one table with paired changes; the same command continues it.
 
     Example:  bridle ablate cifar10-tiny data.root=cifar10 --table attribution --seeds 0,1
+              bridle ablate audioset2m data.root=AS --table table1 --seeds 0 --on 'esc50 data.root=ESC'
     """
-    from bridle.grid.ablation import read_grid, run_grid
+    from bridle.grid.ablation import run_grid
+    from bridle.grid.table_file import read_grid
 
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
@@ -169,5 +175,13 @@ def ablate(
     if len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise UsageError(f"--seeds {seeds!r}: every seed once, from 0 on.")
     grid = read_grid(table)
-    path = run_grid(recipe, overrides or [], grid, seeds=numbers, out=out or Path("ablations") / grid.name, jobs=jobs)
+    place = out or Path("ablations") / grid.name
+    if grid.every_iteration:
+        from bridle.grid.every_iteration import fill_every_iteration
+
+        path = fill_every_iteration(recipe, overrides or [], grid, seeds=numbers, out=place, jobs=jobs, on=on or [])
+    elif on:
+        raise UsageError(f"--on: the table {grid.name!r} reads one score a run; it is for tables with every_iteration.")
+    else:
+        path = run_grid(recipe, overrides or [], grid, seeds=numbers, out=place, jobs=jobs)
     typer.echo(f"Next:  bridle report {path.parent / 'runs'}/*")

@@ -1,14 +1,6 @@
 """`bridle ablate`: a grid of runs over seeds and one table; the same command continues it.
 
-A table is a YAML file of rows; each row is a name and the overrides in which it differs from the recipe, the first row
-being the benchmark:
-
-    title: Number of codebooks
-    iterations: 1
-    measures: [probe]                # probe, finetune, or both
-    rows:
-      "4 sets": [quantizer=rq]
-      "1 set": [quantizer=rq, quantizer.codebooks=1]
+Tables are read by `bridle.grid.table_file`; their first row is the benchmark.
 
 Rows that differ only in `finetune.` share their pretraining. Every score (with folds their mean) is paired with the
 benchmark's of the same seed, with Student's interval of the differences; under a single seed rows are compared by the
@@ -26,7 +18,6 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -36,12 +27,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from bridle.config import Config, load_config
-from bridle.config.strict_yaml import read_document
 from bridle.errors import ConfigError, UsageError, quoted
 from bridle.evaluate.significance import Change, Hits, compare, compare_hits, read_hits
 from bridle.files import read_json, read_lines
 from bridle.grid.shared_iteration import borrow_beginning, lender_of
 from bridle.grid.subprocesses import run_beside
+from bridle.grid.table_file import NEEDS_WEIGHTS, Grid
 from bridle.report.curves import curve_of, write_curves
 from bridle.report.tables import BASELINES
 from bridle.runs.checkpoint import write_json
@@ -49,26 +40,10 @@ from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import append_row
 from bridle.seeding import generator, mix
 
-MEASURES = ("probe", "finetune")
 ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
-KEYS = ("title", "iterations", "measures", "curve", "curve_rows", "rows")
 COSTS = "cpu.jsonl"
+WEIGHTS = "encoder.weights="
 CURVE = "curve.json"  # in a run
-
-
-class Grid(NamedTuple):
-    """A table to be filled."""
-
-    name: str
-    title: str
-    iterations: int
-    measures: tuple[str, ...]
-    rows: Mapping[str, tuple[str, ...]]  # overrides by name; the first is the benchmark
-    curve: int = 0  # points of a probe curve over every encoder phase; 0 measures only its end
-    curve_rows: tuple[str, ...] | None = None  # the rows that have one; all without it
-
-    def points_of(self, row: str) -> int:
-        return self.curve if self.curve_rows is None or row in self.curve_rows else 0
 
 
 class Cell(NamedTuple):
@@ -91,56 +66,6 @@ class Score(NamedTuple):
 Scores = Mapping[str, Mapping[int, Score]]  # by measure and seed
 
 
-def table_names() -> list[str]:
-    """The tables shipped with bridle."""
-    folder = resources.files("bridle.config") / "ablations"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-
-
-def read_grid(name: str) -> Grid:
-    """A shipped table by name, or a YAML file."""
-    if name in table_names():
-        text = (resources.files("bridle.config") / "ablations" / f"{name}.yaml").read_text(encoding="utf-8")
-    elif Path(name).suffix in (".yaml", ".yml") and Path(name).is_file():
-        try:
-            text = Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{name}: cannot be read as UTF-8 text ({error}).") from error
-    else:
-        raise UsageError(f"--table {quoted(name)}: expected a YAML file or one of {', '.join(table_names())}.")
-    found = read_document(text, Path(name).name)
-    unknown = {path[0] for path in found} - set(KEYS)
-    if unknown:
-        raise ConfigError(f"{name}: unknown key {quoted(sorted(unknown)[0])}; a table has {', '.join(KEYS)}.")
-    rows = {".".join(path[1:]): entry for path, entry in found.items() if path[0] == "rows"}
-    for row, entry in rows.items():
-        if not isinstance(entry.value, list) or not all(isinstance(change, str) for change in entry.value):
-            raise ConfigError(
-                f"{entry.where}: row {quoted(row)} should be a list of key=value, such as [mask.ratio=0.7]."
-            )
-    if len(rows) < 2:
-        raise ConfigError(f"{name}: a table needs at least two rows, the benchmark and another; got {len(rows)}.")
-    value = {path[0]: entry.value for path, entry in found.items() if len(path) == 1}
-    given = value.get("measures") or ["probe"]
-    asked = given if isinstance(given, list) else [given]
-    if wrong := [measure for measure in asked if measure not in MEASURES]:
-        raise ConfigError(f"{name}: measures holds {quoted(wrong[0])}; expected {' and '.join(MEASURES)}.")
-    measures = tuple(dict.fromkeys(asked))
-    iterations = value.get("iterations", 2)
-    if not isinstance(iterations, int) or iterations < 1:
-        raise ConfigError(f"{name}: iterations is {quoted(iterations)}; expected a whole number from 1 on.")
-    curve = value.get("curve", 0)
-    if not isinstance(curve, int) or curve < 0:
-        raise ConfigError(f"{name}: curve is {quoted(curve)}; expected a number of points, or 0.")
-    some = value.get("curve_rows")
-    if some is not None and (not isinstance(some, list) or not some or any(row not in rows for row in some)):
-        raise ConfigError(f"{name}: curve_rows is {quoted(some)}; expected a list of rows of the table.")
-    stem = Path(name).stem
-    rows_ = {row: tuple(entry.value) for row, entry in rows.items()}
-    curve_rows = None if some is None else tuple(some)
-    return Grid(stem, str(value.get("title") or stem), iterations, measures, rows_, curve, curve_rows)
-
-
 def run_grid(
     recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path, jobs: int | None = None
 ) -> Path:
@@ -149,26 +74,13 @@ def run_grid(
         raise UsageError(f"{out}: exists and is not a directory; choose another --out.")
     console, began = Console(highlight=False), time.perf_counter()
     grid_cells = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
-    jobs = jobs or max(1, (os.cpu_count() or 1) // max(1, load_config(recipe, overrides).runtime.threads))
+    jobs = jobs or side_by_side(recipe, overrides)
     out.mkdir(parents=True, exist_ok=True)
     runs = {cell.folder: cell for cell in grid_cells}
     console.print(
         f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs, {jobs} at a time", markup=False
     )
-    begun = [cell for cell in runs.values() if not is_measured(cell, grid)]
-    for length in sorted(
-        {iterations_of(cell, grid) for cell in begun}
-    ):  # short runs first: longer ones may begin alike
-        turn = [cell for cell in begun if iterations_of(cell, grid) == length]
-        for cell in turn:
-            if lender := borrow_beginning(load_config(recipe, cell.pretrain), cell.folder, sorted(runs)):
-                console.print(f"{cell.folder.name}  begins like {lender.name}: its iteration 1 is copied", markup=False)
-        run_beside(
-            {cell.folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(cell.folder)] for cell in turn},
-            jobs=jobs,
-            console=console,
-            spent=partial(note_cost, out),
-        )
+    pretrain_cells(recipe, grid, [cell for cell in runs.values() if not is_measured(cell, grid)], runs, jobs, console)
     if "finetune" in grid.measures:
         for cell in grid_cells:  # one after the other: rows that share a run share its folder
             run_beside(
@@ -196,17 +108,61 @@ def run_grid(
     return table
 
 
+def side_by_side(recipe: str, overrides: Sequence[str]) -> int:
+    """As many runs as cores have threads for."""
+    threads = load_config(recipe, without_weights(overrides)).runtime.threads
+    return max(1, (os.cpu_count() or 1) // max(1, threads))
+
+
+def pretrain_cells(
+    recipe: str, grid: Grid, begun: Sequence[Cell], runs: Iterable[Path], jobs: int, console: Console
+) -> None:
+    """Train what is not trained yet; short runs first, because longer ones may begin alike."""
+    for length in sorted({iterations_of(cell, grid) for cell in begun}):
+        turn = [cell for cell in begun if iterations_of(cell, grid) == length]
+        for cell in turn:
+            if lender := borrow_beginning(load_config(recipe, cell.pretrain), cell.folder, sorted(runs)):
+                console.print(f"{cell.folder.name}  begins like {lender.name}: its iteration 1 is copied", markup=False)
+        run_beside(
+            {cell.folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(cell.folder)] for cell in turn},
+            jobs=jobs,
+            console=console,
+            spent=partial(note_cost, turn[0].folder.parent.parent),
+        )
+
+
+def without_weights(overrides: Sequence[str]) -> list[str]:
+    """The overrides without encoder.weights=FILE."""
+    return [change for change in overrides if not change.startswith(WEIGHTS)]
+
+
+def with_own_weights(changes: Sequence[str], overrides: Sequence[str], *, some_rows: bool) -> list[str] | None:
+    """All overrides of a row; None where it needs weights and the command gives none.
+
+    Where `some_rows` of a table ask for weights, those that the command gives are for them alone.
+    """
+    given = [change for change in overrides if change.startswith(WEIGHTS)]
+    if NEEDS_WEIGHTS in changes:
+        kept = [change for change in changes if change != NEEDS_WEIGHTS]
+        return [*without_weights(overrides), *kept, *given] if given else None
+    return [*(without_weights(overrides) if some_rows else overrides), *changes]
+
+
 def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path) -> Iterator[Cell]:
-    """Every row under every seed, checked before anything is run."""
+    """Every row under every seed, checked before anything is run; without those that lack weights."""
+    some_rows = any(NEEDS_WEIGHTS in changes for changes in grid.rows.values())
     for row, changes in grid.rows.items():
+        of_row = with_own_weights(changes, overrides, some_rows=some_rows)
+        if of_row is None:
+            continue
         for seed in seeds:
-            if any(change.startswith("seed=") for change in [*overrides, *changes]):
+            if any(change.startswith("seed=") for change in of_row):
                 raise ConfigError(f"row {quoted(row)}: seed=… is set by the table; give --seeds instead.")
             own = any(change.startswith(ITERATIONS) for change in changes)
             length = [] if own else [f"{ITERATIONS}{grid.iterations}"]
-            everything = [*overrides, *changes, f"seed={seed}", *length]
+            everything = [*of_row, f"seed={seed}", *length]
             config = load_config(recipe, everything)  # a typo in the last row is told before the first one runs
-            if "probe" in grid.measures and not config.probe.enabled:
+            if "probe" in grid.measures and not (config.probe.enabled or grid.every_iteration):
                 raise ConfigError(f"row {quoted(row)}: probe.enabled is false, but the table measures the probe.")
             pretrain = tuple(change for change in everything if not change.startswith("finetune."))
             finetune = tuple(change for change in everything if change.startswith("finetune."))
@@ -391,6 +347,9 @@ def write_tables(
 def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]], row: str) -> dict[str, Any]:
     """The figures of one row beside the first."""
     benchmark = next(iter(grid.rows))
+    if not any(cell.row == row for cell in scores):
+        blank = [""] * (2 * len(grid.measures) - 1)
+        return {"row": row, "scores": {}, "changes": {}, "shown": [f"needs weights ({WEIGHTS}FILE)", *blank]}
     own, base = (
         {
             measure: {cell.seed: scores[cell][measure] for cell in scores if cell.row == name}

@@ -49,6 +49,15 @@ def effective_usage(counts: Tensor) -> Tensor:
     return usage_rate(counts) * usage_entropy(counts) / math.log(len(counts))
 
 
+def released_effective_usage(rate: float, entropy: float, codes: int) -> float:
+    """CUR / (UE in bits · ln K), which the paper's released code computes and its table shows; higher is worse.
+
+    A collapsed book scores infinity.
+    """
+    bits = entropy / math.log(2)
+    return rate / (bits * math.log(codes)) if bits > 0 and codes > 1 else math.inf
+
+
 def perplexity(counts: Tensor) -> Tensor:
     """exp(UE): the number of codes in even use that would have this entropy."""
     return usage_entropy(counts).exp()

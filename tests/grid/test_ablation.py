@@ -19,19 +19,18 @@ from bridle.evaluate.significance import make_hits
 from bridle.grid import ablation
 from bridle.grid.ablation import (
     Cell,
-    Grid,
     Score,
     cells,
     change_of,
     note_cost,
-    read_grid,
     read_scores,
-    table_names,
     write_tables,
 )
 from bridle.grid.subprocesses import finish, run_beside, start
+from bridle.grid.table_file import Grid, read_grid, table_names
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
+PAPER |= {"table1", "table2", "table3", "codebooks"}
 
 
 def grid(**rows: tuple[str, ...]) -> Grid:

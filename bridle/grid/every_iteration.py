@@ -1,0 +1,276 @@
+"""Tables that read every iteration of a run: the paper's tables 1–3, its attribution and its codebook table.
+
+Every row is trained once, for all iterations; its encoders are then probed and fine-tuned after each of them, on the
+run's own data and on further data sets (`--on`). Under one seed scores stand with the 95 % interval over test items,
+under several with Student's. What was measured is kept in the run's folder, so that the same command goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from bridle.config import load_config
+from bridle.errors import UsageError
+from bridle.evaluate.significance import half_width
+from bridle.files import read_json
+from bridle.grid.ablation import (
+    Cell,
+    cells,
+    change_of,
+    cpu_minutes,
+    iterations_of,
+    note_cost,
+    pretrain_cells,
+    score_of,
+    side_by_side,
+)
+from bridle.grid.subprocesses import run_beside
+from bridle.grid.table_file import Grid
+from bridle.quantize.usage import released_effective_usage
+from bridle.report.codebook_tables import write_codebook_figures
+from bridle.runs.checkpoint import write_json
+from bridle.seeding import mix
+
+SHORT = {"probe": "LP", "finetune": "FT"}
+METRICS = {"accuracy": "top-1", "top5": "top-5", "mean_average_precision": "mAP"}
+INTERVALS = {
+    "mean_average_precision": "mean_average_precision_interval"
+}  # of single labels; the main score's is `interval`
+CODEBOOK_HEADS = ["row", "iteration", "stage", "CUR", "UE nats", "ECU", "ECU, released code", "directions"]
+
+
+class Other(NamedTuple):
+    """A further data set to be judged on."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Other:
+        """From `--on "esc50 data.root=PATH"`."""
+        recipe, *overrides = shlex.split(text) or [""]
+        load_config(recipe, overrides)  # a typo is told before anything runs
+        return cls(recipe, tuple(overrides))
+
+    @property
+    def name(self) -> str:
+        return Path(self.recipe).stem
+
+
+class Job(NamedTuple):
+    """One thing to measure of a cell, and where the result is kept."""
+
+    cell: Cell
+    measure: str
+    other: Other | None
+    commands: tuple[tuple[str, ...], ...]
+    written: Path  # by the last command
+    kept: Path
+
+
+Found = Mapping[tuple[str, int, str], Mapping[str, Any]]  # row, seed, job -> file
+
+
+def fill_every_iteration(
+    recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path, jobs: int | None = None,
+    on: Sequence[str] = (),
+) -> Path:  # fmt: skip
+    """Run what is not finished yet, then write table.md, table.csv and table.json. Returns the first of them."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: exists and is not a directory; choose another --out.")
+    others, console, began = [Other.read(text) for text in on], Console(highlight=False), time.perf_counter()
+    found_cells = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
+    out.mkdir(parents=True, exist_ok=True)
+    runs = {cell.folder: cell for cell in found_cells}
+    console.print(f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs", markup=False)
+    work = [job for cell in found_cells for job in measuring(cell, grid, others)]
+    begun = {job.cell.folder: job.cell for job in work if not job.kept.is_file()}
+    jobs = jobs or side_by_side(recipe, overrides)
+    pretrain_cells(recipe, grid, list(begun.values()), runs, jobs, console)
+    for job in work:
+        measure(job, out, console)
+    found = {(job.cell.row, job.cell.seed, title(job.measure, job.other)): read_json(job.kept) for job in work}
+    command = (
+        f"bridle ablate {shlex.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
+    )
+    command += "".join(f" --on {shlex.quote(text)}" for text in on)
+    cost = (
+        f"{cpu_minutes(out, found_cells):.1f} CPU minutes in all, {(time.perf_counter() - began) / 60:.1f} wall minutes"
+    )
+    return write(grid, found, seeds, out, told=f"`{command}`; {cost} since it was last started. ", console=console)
+
+
+def measuring(cell: Cell, grid: Grid, others: Sequence[Other]) -> Iterator[Job]:
+    """What is to be measured of a run: its codebooks, and its encoders on every data set."""
+    iterations = range(1, iterations_of(cell, grid) + 1)
+    if "codebooks" in grid.measures:
+        written = cell.folder / "codebooks.json"
+        yield Job(cell, "codebooks", None, (("codebooks", str(cell.folder)),), written, kept(cell, "codebooks", ()))
+    for other in [None, *others]:
+        where = () if other is None else ("--on", other.recipe, *other.overrides)
+        end = "" if other is None else f"-{other.name}"
+        if "probe" in grid.measures:
+            command = ("probe", str(cell.folder), *where)
+            yield Job(cell, "probe", other, (command,), cell.folder / f"probe{end}.json", kept(cell, "probe", where))
+        if "finetune" in grid.measures:
+            commands = tuple(
+                ("finetune", str(cell.folder), *where, *cell.finetune, "--iteration", str(r)) for r in iterations
+            )
+            asked = kept(cell, "finetune", (*where, *cell.finetune))
+            yield Job(cell, "finetune", other, commands, cell.folder / f"finetune{end}.json", asked)
+
+
+def kept(cell: Cell, measure: str, asked: Sequence[str]) -> Path:
+    return cell.folder / f"measured-{measure}-{mix(*asked) % 16**6:06x}.json"
+
+
+def measure(job: Job, out: Path, console: Console) -> None:
+    """Run the commands of a job, unless its result is kept."""
+    if job.kept.is_file():
+        return
+    name = f"{job.cell.folder.name} {title(job.measure, job.other)}"
+    for command in job.commands:
+        run_beside({name: list(command)}, jobs=1, console=console, spent=partial(charge, out, job.cell.folder.name))
+    write_json(job.kept, read_json(job.written))
+
+
+def charge(out: Path, run: str, _: str, seconds: float) -> None:
+    """A measurement counts among the costs of its run."""
+    note_cost(out, run, seconds)
+
+
+def title(measure_: str, other: Other | None) -> str:
+    return SHORT.get(measure_, measure_) + ("" if other is None else f" on {other.name}")
+
+
+def result_of(file: Mapping[str, Any], iteration: int) -> Mapping[str, Any]:
+    """The scores of one iteration in a results file of either kind."""
+    entry: Mapping[str, Any] = next((one for one in file["evaluations"] if one["iteration"] == iteration), {})
+    found: Mapping[str, Any] | None = entry.get("probe") or entry.get("finetune")
+    if not found:
+        raise UsageError(f"no score after iteration {iteration}; the table needs labelled data.")
+    return found
+
+
+def metrics_of(result: Mapping[str, Any]) -> list[str]:
+    """What is shown: top-1 and top-5, with folds also mAP; of several labels mAP alone."""
+    if "accuracy" not in result:
+        return ["mean_average_precision"]
+    shown = ["accuracy", *(["top5"] if result.get("top5") is not None else [])]
+    return [*shown, *(["mean_average_precision"] if result.get("folds") else [])]
+
+
+def score_text(results: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """One seed: 44.8 [43.1, 46.5]; several: their mean ± half of Student's interval."""
+    values = [float(result[metric]) for result in results]
+    text = f"{100 * mean(values):.1f}"
+    if len(values) > 1:
+        return f"{text} ±{100 * half_width(values):.1f}"
+    key = INTERVALS[metric] if metric in INTERVALS and "accuracy" in results[0] else "interval"
+    bounds = results[0].get(key) if metric != "top5" else None
+    return text if bounds is None else f"{text} [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
+
+
+def write(grid: Grid, found: Found, seeds: Sequence[int], out: Path, *, told: str, console: Console) -> Path:
+    """All tables as Markdown, the first also as CSV, everything as JSON."""
+    judged = list(dict.fromkeys(what for _, _, what in found if what != "codebooks"))
+    tables = list[tuple[list[str], list[list[str]]]]()
+    if judged:
+        tables.append(score_table(grid, found, seeds, judged))
+    if grid.effects and judged:
+        tables.append(effect_table(grid, found, seeds, judged))
+    if "codebooks" in grid.measures:
+        tables.append((CODEBOOK_HEADS, list(codebook_rows(grid, found, seeds))))
+        draw_norms(grid, found, seeds[0], out)
+    parts = [f"**{grid.title}**", ""]
+    for heads, rows in tables:
+        parts += [bar(heads), bar(["---"] * len(heads)), *(bar(row) for row in rows), ""]
+    over = "Student's 95 % interval over seeds" if len(seeds) > 1 else "95 % interval over test items"
+    parts += [f"{told}Scores in %, with the {over}. Nothing was chosen on test data.", ""]
+    (out / "table.md").write_text("\n".join(parts), encoding="utf-8")
+    text = io.StringIO()
+    for heads, rows in tables:
+        csv.writer(text).writerows([heads, *rows])
+    (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
+    named = [{"columns": heads, "rows": rows} for heads, rows in tables]
+    write_json(out / "table.json", {"title": grid.title, "seeds": list(seeds), "told": told, "tables": named})
+    console.print("\n".join(parts), markup=False, soft_wrap=True)
+    console.print(f"wrote {out / 'table.md'}, table.csv and table.json", markup=False, soft_wrap=True)
+    return out / "table.md"
+
+
+def score_table(
+    grid: Grid, found: Found, seeds: Sequence[int], judged: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """A line for every row and iteration, a column for every score."""
+    first = next(row for row, _, _ in found)
+    columns = [(what, metric) for what in judged for metric in metrics_of(result_of(found[first, seeds[0], what], 1))]
+    lines = []
+    for row in grid.rows:
+        if not has(found, row):
+            lines.append([row, "", "needs weights (encoder.weights=FILE)", *[""] * (len(columns) - 1)])
+            continue
+        for r in range(1, grid.iterations + 1):
+            by_seed = {what: [result_of(found[row, seed, what], r) for seed in seeds] for what in judged}
+            lines.append([row, f"iter{r}", *(score_text(by_seed[what], metric) for what, metric in columns)])
+    return ["row", "iteration", *(f"{what} {METRICS[metric]}" for what, metric in columns)], lines
+
+
+def effect_table(
+    grid: Grid, found: Found, seeds: Sequence[int], judged: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """Differences between rows of the same seed; * marks what can hardly be chance."""
+    lines = []
+    for name, (before, after) in grid.effects.items():
+        if not (has(found, before) and has(found, after)):
+            continue
+        for r in range(1, grid.iterations + 1):
+            texts = []
+            for what in judged:
+                old, new = ({seed: score_of(result_of(found[row, seed, what], r)) for seed in seeds}
+                            for row in (before, after))  # fmt: skip
+                texts.append(str(change_of(new, old)[0]))
+            lines.append([name, f"{before} → {after}", f"iter{r}", *texts])
+    return ["effect", "from → to", "iteration", *judged], lines
+
+
+def codebook_rows(grid: Grid, found: Found, seeds: Sequence[int]) -> Iterator[list[str]]:
+    """A line for every row, iteration and stage (the paper's appendix G), means over seeds."""
+    for row in (row for row in grid.rows if has(found, row)):
+        files = [found[row, seed, "codebooks"]["evaluations"] for seed in seeds]
+        for entries in zip(*files, strict=True):
+            for stages in zip(*(entry["codebooks"] for entry in entries), strict=True):
+                rate, entropy, usage = (
+                    mean(stage[key] for stage in stages) for key in ("usage_rate", "entropy", "effective_usage")
+                )
+                released = mean(released_effective_usage(s["usage_rate"], s["entropy"], s["codes"]) for s in stages)
+                wide = [s["code_dimension"] for s in stages if s.get("code_dimension") is not None]
+                yield [
+                    row, f"iter{entries[0]['iteration']}", str(stages[0]["stage"]), f"{rate:.2f}", f"{entropy:.2f}",
+                    f"{usage:.3f}", f"{released:.4f}", f"{mean(wide):.1f}" if wide else "",
+                ]  # fmt: skip
+
+
+def draw_norms(grid: Grid, found: Found, seed: int, out: Path) -> None:
+    """Lengths of the code vectors before and after training, of the first seed, a folder a row."""
+    for number, row in enumerate(grid.rows, start=1):
+        if has(found, row):
+            write_codebook_figures(found[row, seed, "codebooks"]["evaluations"], out / "figures" / f"row{number}")
+
+
+def has(found: Found, row: str) -> bool:
+    return any(name == row for name, _, _ in found)
+
+
+def bar(cells_: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells_) + " |"
