@@ -29,10 +29,10 @@ from bridle.config import Config, load_config, read_config
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.sources import Views
-from bridle.evaluate.classical import ClassicalFeatures
+from bridle.data.subset import part_of
+from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.evaluator import Judge, probe_header
 from bridle.evaluate.features import Features, raw_features
-from bridle.evaluate.features import _real_positions as real_positions
 from bridle.evaluate.fewshot import class_orders
 from bridle.export.load import read_trained
 from bridle.machine import Machine, cpu_seconds
@@ -123,15 +123,8 @@ def read_encoder(judge: Judge, encoder: Encoder, blocks: list[int]) -> dict[str,
 def baselines(judge: Judge) -> dict[str, dict[str, float]]:
     config, geometry = judge.config, judge.config.geometry.build()
     began = cpu_seconds()
-    classical = ClassicalFeatures(geometry.input)
-
-    def real(x: Tensor, valid: Tensor | None) -> Tensor | None:
-        return None if valid is None else real_positions(x, valid, geometry.grid)[:, 0]
-
-    batches = judge.batches(Views(judge.train))
-    first = [(batch.x, real(batch.x, batch.valid)) for batch, _ in zip(batches, range(8), strict=False)]
-    classical.fit(first, generator(config.seed, "classical"))
-    found = collected(judge, lambda x, valid: classical(x, real(x, valid)))
+    some = judge.batches(Views(part_of(judge.train, evenly_spaced(len(judge.train)))))
+    found = collected(judge, fit_classical(some, geometry, config.seed))
     minutes = (cpu_seconds() - began) / 60
     raw = collected(judge, lambda x, valid: raw_features(x, valid, grid=geometry.grid))
     rows = {

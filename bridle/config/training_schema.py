@@ -131,6 +131,7 @@ class ProbeConfig(Section):
     sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
     epoch_items: Positive | None = None  # draws that count as one epoch; None: as many as there are items
     batch_norm: bool = True  # one without weights, before the head
+    classical: bool = False  # a third baseline beside raw input and untrained encoder: whitened k-means features
     shots: tuple[Positive, ...] = ()  # labels per class of the few-shot probe, such as [1, 5, 10]
     draws: Annotated[int, Field(ge=2)] = 10  # of the few labels
     cache_mb: Annotated[int, Field(ge=0)] = 2048  # of features in RUN/cache; 0 keeps none

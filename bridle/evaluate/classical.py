@@ -15,13 +15,18 @@ from math import prod
 import torch
 from torch import Tensor
 
+from bridle import distributed
+from bridle.evaluate.features import Batch, real_positions
+from bridle.geometry import Geometry
 from bridle.nn.whiten import PatchMoments
 from bridle.quantize.kmeans import kmeans
+from bridle.seeding import generator
 
 CENTROIDS = 200
 WINDOW = 6  # values along an axis
 MOST_WINDOWS = 1024  # of a sample: strides grow until there are no more
 MOST_POINTS = 40_000  # for k-means
+FITTED_ITEMS = 500  # from which windows are taken
 RIDGE = 0.1
 CONTRAST_FLOOR = 0.1  # added to the deviation of a window: flat ones do not become noise
 
@@ -29,30 +34,30 @@ CONTRAST_FLOOR = 0.1  # added to the deviation of a window: flat ones do not bec
 class ClassicalFeatures:
     """Learned from unlabelled samples by `fit`, then called on batches: (B, C, *input) -> (B, 2^rank·K)."""
 
-    def __init__(self, size: Sequence[int], *, centroids: int = CENTROIDS) -> None:
-        self.size, self.centroids = tuple(size), centroids
+    def __init__(self, geometry: Geometry, *, centroids: int = CENTROIDS) -> None:
+        self.grid, self.size, self.centroids = geometry.grid, geometry.input, centroids
         self.window = tuple(min(WINDOW, n) for n in self.size)
         self.stride = strides(self.size, self.window)
 
-    def fit(self, batches: Iterable[tuple[Tensor, Tensor | None]], generator: torch.Generator) -> ClassicalFeatures:
-        """Learn whitening and centroids from samples x (B, C, *input) and where they are real, (B, *input) or None."""
+    def fit(self, batches: Iterable[tuple[Tensor, Tensor | None]], random: torch.Generator) -> ClassicalFeatures:
+        """Learn whitening and centroids from x (B, C, *input) and `valid` (B, T) (collective); returns itself."""
         points = []
-        for x, real in batches:
-            windows, whole = self.windows(x, real)
+        for x, valid in batches:
+            windows, whole = self.windows(x, valid)
             points.append(windows[whole])  # (S, F)
-        found = torch.cat(points)
-        found = found[torch.randperm(len(found), generator=generator)[:MOST_POINTS]]
+        found = distributed.gather_rows(torch.cat(points), patient=True)
+        found = found[torch.randperm(len(found), generator=random)[:MOST_POINTS].to(found.device)]
         moments = PatchMoments(found.shape[1], found.device)
         moments.add(found[None], None)
         spectrum = moments.spectrum()
         self.mean, self.whitening = spectrum.mean.float(), spectrum.whitening(RIDGE).float()
-        x = (found - self.mean) @ self.whitening
-        self.codes = kmeans(x, self.centroids, iterations=10, generator=generator).centres
+        white = (found - self.mean) @ self.whitening
+        self.codes = kmeans(white, self.centroids, iterations=10, generator=random).centres
         return self
 
-    def windows(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+    def windows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
         """Contrast-normalised windows (B, N, F), and which of them hold no padding, (B, N)."""
-        rank = len(self.size)
+        rank, real = len(self.size), None if valid is None else real_positions(x, valid, self.grid)[:, 0]
         for axis, (width, step) in enumerate(zip(self.window, self.stride, strict=True)):
             x = x.unfold(2 + axis, width, step)
             real = None if real is None else real.unfold(1 + axis, width, step)
@@ -64,9 +69,9 @@ class ClassicalFeatures:
             return cut, torch.ones(cut.shape[:2], dtype=torch.bool, device=x.device)
         return cut, real.flatten(1 + rank).all(-1).flatten(1)
 
-    def __call__(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """Pooled activations (B, 2^rank·K); windows with padding in them count nothing."""
-        windows, whole = self.windows(x, real)
+        windows, whole = self.windows(x, valid)
         white = (windows - self.mean) @ self.whitening
         distance = torch.cdist(white, self.codes[None])  # (B, N, K)
         active = (distance.mean(-1, keepdim=True) - distance).clamp_min(0.0) * whole[..., None]
@@ -91,3 +96,14 @@ def strides(size: Sequence[int], window: Sequence[int]) -> tuple[int, ...]:
     while prod(counts()) > MOST_WINDOWS:
         found[max(range(len(size)), key=lambda axis: counts()[axis])] += 1
     return tuple(found)
+
+
+def fit_classical(batches: Iterable[Batch], geometry: Geometry, seed: int) -> ClassicalFeatures:
+    """Classical features learned from these batches (collective)."""
+    seen = ((batch.x, batch.valid) for batch in batches)
+    return ClassicalFeatures(geometry).fit(seen, generator(seed, "classical"))
+
+
+def evenly_spaced(count: int, most: int = FITTED_ITEMS) -> list[int]:
+    """At most `most` of the numbers 0 to count − 1, evenly spread, so that sorted classes all take part."""
+    return [i * count // min(count, most) for i in range(min(count, most))]

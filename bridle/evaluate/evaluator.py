@@ -25,6 +25,7 @@ from bridle.data.modality import settings_of
 from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import part_of
 from bridle.errors import DataError
+from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.codebook_advice import in_force
 from bridle.evaluate.codebooks import codebook_health, verdicts
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
@@ -49,6 +50,7 @@ from bridle.evaluate.probe import (
     ProbeResult,
     Result,
     fold_pairs,
+    in_words,
     score_pairs,
     split_pairs,
 )
@@ -179,13 +181,15 @@ class Judge:
         )  # fmt: skip
 
     def baselines(self, untrained: Encoder) -> dict[str, Any]:
-        """Raw inputs have no tokens to attend to."""
-        grid = self.config.geometry.build().grid
-        raw = self.probe(
-            self.kept(self.vectors(lambda x, valid: raw_features(x, valid, grid=grid)), {"features": "raw"}),
-            self.vector_method(),
-        )
-        return {"raw": raw.as_dict(), "untrained": self.probe_encoder(untrained).as_dict()}
+        """Raw inputs have no tokens to attend to, classical features neither."""
+        geometry, method = self.config.geometry.build(), self.vector_method()
+        raw = self.vectors(lambda x, valid: raw_features(x, valid, grid=geometry.grid))
+        found = {"raw": self.probe(self.kept(raw, {"features": "raw"}), method)}
+        found["untrained"] = self.probe_encoder(untrained)
+        if self.config.probe.classical:
+            some = self.batches(Views(part_of(self.train, evenly_spaced(len(self.train)))))
+            found["classical"] = self.probe(self.vectors(fit_classical(some, geometry, self.config.seed)), method)
+        return {name: result.as_dict() for name, result in found.items()}
 
     def probe_encoder(self, encoder: Encoder) -> Result:
         """A classifier on the pooled features of a frozen encoder."""
@@ -387,13 +391,3 @@ def solved_once(solve: Callable[[], Result]) -> Result:
     name, fields = distributed.done_once(lambda: (type(found := solve()).__name__, found._asdict()))
     kind = ProbeResult if name == ProbeResult.__name__ else LabelsResult
     return kind(**fields)
-
-
-def in_words(found: Result) -> str:
-    """The main scores of a result for a line of text."""
-    low, high = found.interval
-    folds = "" if found.sd is None else f", sd {found.sd:.3f} over {len(found.folds or [])} folds"
-    if isinstance(found, ProbeResult):
-        return f"accuracy {found.accuracy:.3f} (95 % interval {low:.3f}–{high:.3f}{folds})"
-    precision, area, apart = found.mean_average_precision, found.mean_auc, found.d_prime
-    return f"mAP {precision:.3f} (95 % interval {low:.3f}–{high:.3f}{folds}), AUC {area:.3f}, d′ {apart:.2f}"

@@ -157,7 +157,7 @@ def raw_features(x: Tensor, valid: Tensor | None = None, *, grid: Sequence[int] 
     while axes < x.dim() - 2 and 2 * x[0].numel() // int(np.prod(x.shape[2 : 2 + axes])) > RAW_LIMIT:
         axes += 1
     dims = tuple(range(2, 2 + axes))
-    real = _real_positions(x, valid, grid)  # (B, 1, *input)
+    real = real_positions(x, valid, grid)  # (B, 1, *input)
     x = torch.where(real, x.double(), 0.0)
     count = real.sum(dim=dims, keepdim=True).clamp(min=1)
     mean = x.sum(dim=dims, keepdim=True) / count
@@ -165,7 +165,7 @@ def raw_features(x: Tensor, valid: Tensor | None = None, *, grid: Sequence[int] 
     return torch.cat([mean.flatten(1), spread.sqrt().flatten(1)], dim=1).float()
 
 
-def _real_positions(x: Tensor, valid: Tensor | None, grid: Sequence[int] | None) -> Tensor:
+def real_positions(x: Tensor, valid: Tensor | None, grid: Sequence[int] | None) -> Tensor:
     """(B, 1, *input) bool from (B, T) tokens."""
     if valid is None or bool(valid.all()):
         return torch.ones_like(x[:, :1], dtype=torch.bool)

@@ -334,3 +334,13 @@ def _check(train: Features, test: Features, where: str = "") -> None:
     for name, items in (("training", train), ("test", test)):
         if not np.isfinite(items.x).all():
             raise NonFiniteError(f"{where}{name} features are not finite; evaluate an earlier checkpoint.")
+
+
+def in_words(found: Result) -> str:
+    """The main scores of a result for a line of text."""
+    low, high = found.interval
+    folds = "" if found.sd is None else f", sd {found.sd:.3f} over {len(found.folds or [])} folds"
+    if isinstance(found, ProbeResult):
+        return f"accuracy {found.accuracy:.3f} (95 % interval {low:.3f}–{high:.3f}{folds})"
+    precision, area, apart = found.mean_average_precision, found.mean_auc, found.d_prime
+    return f"mAP {precision:.3f} (95 % interval {low:.3f}–{high:.3f}{folds}), AUC {area:.3f}, d′ {apart:.2f}"

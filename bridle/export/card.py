@@ -15,7 +15,7 @@ from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.runs import items, main_score, mapping, number, score_name, whole
 
 UNKNOWN = "not stated; ask whoever trained the model before you use it beyond research"
-BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
+BASELINES = {"raw": "raw features", "untrained": "untrained encoder", "classical": "whitened k-means"}
 
 
 def model_card(config: Config, about: Mapping[str, Any]) -> str:

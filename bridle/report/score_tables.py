@@ -14,7 +14,7 @@ from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.plots import Bar, bar_of
 from bridle.report.runs import RunSummary, item, items, main_score, mapping, number, score_name, whole
 
-BASELINES = {"raw": "raw features", "untrained": "untrained encoder"}
+BASELINES = {"raw": "raw features", "untrained": "untrained encoder", "classical": "whitened k-means"}
 KINDS = {"probe": "linear probe", "knn": "k-NN", "finetune": "fine-tuning"}
 HEADS = {"sgd": "SGD", "adamw": "AdamW"}  # the others are solved to the optimum
 FIGURES = {"probe": "probe", "knn": "probe", "finetune": "finetune"}  # where an entry of each file keeps its scores

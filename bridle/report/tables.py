@@ -12,7 +12,7 @@ from bridle.report.runs import RunSummary, item, items, main_score, mapping, mod
 
 FEW_SHOT_NOTE = "± half the 95 % interval over draws; * above the untrained encoder on the same draws"
 UNEVEN = 0.03  # between accuracy and balanced accuracy
-BASELINES = {"raw": "raw input", "untrained": "untrained encoder"}
+BASELINES = {"raw": "raw input", "untrained": "untrained encoder", "classical": "whitened k-means"}
 
 
 class Column(NamedTuple):

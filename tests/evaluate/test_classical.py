@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from bridle.data.embedded.sets import digits
-from bridle.evaluate.classical import ClassicalFeatures, strides
+from bridle.evaluate.classical import ClassicalFeatures, evenly_spaced, strides
+from bridle.geometry import Geometry
 from bridle.seeding import generator
 
 
-def fitted(x: torch.Tensor, real: torch.Tensor | None = None, *, centroids: int = 8) -> ClassicalFeatures:
-    return ClassicalFeatures(x.shape[2:], centroids=centroids).fit([(x, real)], generator("classical"))
+def fitted(x: torch.Tensor, valid: torch.Tensor | None = None, *, centroids: int = 8) -> ClassicalFeatures:
+    geometry = Geometry(x.shape[1], tuple(x.shape[2:]), (1,) * (x.dim() - 2))
+    return ClassicalFeatures(geometry, centroids=centroids).fit([(x, valid)], generator("classical"))
 
 
 @pytest.mark.parametrize("size", [(40,), (12, 17), (6, 9, 8)], ids=["1-D", "2-D", "3-D"])
@@ -38,8 +40,9 @@ def test_padding_changes_nothing() -> None:
     real = torch.ones(4, 24, 8, dtype=torch.bool)
     real[:, 15:] = False
     other = torch.where(real[:, None], x, 50.0)
-    a, b = fitted(x, real), fitted(other, real)
-    assert torch.allclose(a(x, real), b(other, real))
+    valid = real.flatten(1)  # patches of one value
+    a, b = fitted(x, valid), fitted(other, valid)
+    assert torch.allclose(a(x, valid), b(other, valid))
     assert not torch.allclose(a(x), a(other))
 
 
@@ -58,3 +61,8 @@ def test_images_of_a_class_lie_together() -> None:
     z = torch.nn.functional.normalize(fitted(x, centroids=50)(x), dim=1)
     near = (z @ z.t() - 2 * torch.eye(len(z))).argmax(1)
     assert (y[near] == y).float().mean() > 0.9
+
+
+def test_items_to_learn_from_are_spread_over_all() -> None:
+    assert evenly_spaced(10, 4) == [0, 2, 5, 7]
+    assert evenly_spaced(3, 4) == [0, 1, 2]

@@ -177,6 +177,15 @@ def test_data_with_folds_is_cross_validated(judge_of: Callable[..., Judge]) -> N
     assert probe(judge).accuracy == found["untrained"]["accuracy"]
 
 
+def test_classical_features_stand_beside_the_other_baselines_when_asked_for(judge_of: Callable[..., Judge]) -> None:
+    x, labels = pictures(60)
+    judge = judge_of(Splits(TensorSource(x=x, labels=labels), None), "probe.classical=true")
+    judge.measure_baselines()
+    found = judge.results.value["baselines"]
+    assert list(found) == ["raw", "untrained", "classical"]
+    assert found["classical"]["test_items"] == found["raw"]["test_items"] == 12
+
+
 def test_runs_in_one_folder_share_baselines_as_long_as_nothing_they_depend_on_differs(
     small: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
