@@ -21,19 +21,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Self-supervised pretraining on audio, images and video with residual-quantization targets (BRIDLE).",
 )
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine, as ratios taken in one run.")
-app.add_typer(bench_app, name="bench")
-data_app = typer.Typer(no_args_is_help=True, help="Look at your data before training on it.")
-app.add_typer(data_app, name="data")
+# Headings of `bridle --help`.
+START, TRAIN, EVALUATE = "Start", "Train", "Evaluate"
+USE, SHARE, MACHINE = "Use codes and features", "Share", "Machine"
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine: quantizer, step, data.")
+app.add_typer(bench_app, name="bench", rich_help_panel=MACHINE)
+data_app = typer.Typer(no_args_is_help=True, help="Check, measure and pack your data: check, stats, shard.")
+app.add_typer(data_app, name="data", rich_help_panel=START)
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. encoder.depth=6.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as encoder.depth=6.")
 ]
 RunFolder = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN", help="A run directory (what --out named), an exported folder, digits-tiny, or owner/name."
-    ),
+    typer.Argument(metavar="RUN", help="A run directory, an exported folder, digits-tiny, or owner/name on the hub."),
 ]
 
 
@@ -67,20 +69,20 @@ def make_precision_safe(precision: str) -> None:
 
 
 def here(run: Path) -> Path:
-    """The folder of a run that results go to; a model that has only a name is copied to models/NAME first."""
+    """The folder for a run's results; a model given by name is copied to models/NAME first."""
     if run.exists():
         return run
     from bridle.export.hub import folder_to_work_in
 
     folder = folder_to_work_in(run)
     if is_first_process():
-        typer.echo(f"{run} is a model by name: its results go to {folder}", err=True)
+        typer.echo(f"{run} is the name of a model: its results go to {folder}", err=True)
     return folder
 
 
 On = Annotated[
     str | None,
-    typer.Option("--on", metavar="RECIPE", help="Another data set: its layout, statistics, length, classes, settings."),
+    typer.Option("--on", metavar="RECIPE", help="Evaluate on this recipe's data set instead of the run's own."),
 ]
 
 

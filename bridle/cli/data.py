@@ -21,15 +21,15 @@ def data_check(
     kind: Annotated[
         str, typer.Option(help="Only files of this kind: audio (also of videos), image, video, signal.")
     ] = "auto",
-    rate: Annotated[int | None, typer.Option(min=1, help="The right sample rate; the commonest without it.")] = None,
-    shortest: Annotated[float, typer.Option(min=0.0, help="Seconds below which a file is too short.")] = 0.1,
-    frames: Annotated[int, typer.Option(min=1, help="Frames of each video that are decoded.")] = 300,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; all cores without it.")] = None,
+    rate: Annotated[int | None, typer.Option(min=1, help="Expected sample rate; default: the most common one.")] = None,
+    shortest: Annotated[float, typer.Option(min=0.0, help="Files shorter than this many seconds are too short.")] = 0.1,
+    frames: Annotated[int, typer.Option(min=1, help="Frames to decode of each video.")] = 300,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 65 if any file cannot be used.")] = False,
 ) -> None:
-    """Decode every file and list what is undecodable, empty, silent, clipped, too short, not finite or odd.
+    """Decode every file and list those that are damaged, empty, silent, clipped, too short or unusual.
 
-    Of tar shards the checksums are compared with those that were written.
+    For tar shards, checksums are verified.
 
     Example:  bridle data check recordings/ --out findings.jsonl
     """
@@ -68,11 +68,11 @@ def data_check(
 def data_stats(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")],
     overrides: Overrides = None,
-    recipe: Annotated[str | None, typer.Option(help="How to read it; guessed from the files without it.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Items that are measured.")] = 2048,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; all cores without it.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="How to read it; default: guessed from the files.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Items to measure.")] = 2048,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
 ) -> None:
-    """Items, classes and lengths of a data set, and its mean and standard deviation as data.mean and data.std.
+    """Print items, classes, lengths, mean and standard deviation of a data set.
 
     Example:  bridle data stats recordings/ --recipe audio geometry.input=[512,128]
     """
@@ -111,13 +111,13 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
         write({"summary": {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}})
     typer.echo(f"shards    {found.shards:,} ({found.samples:,} samples)")
     compared = (
-        "checksums and index agree" if found.verified else "headers are sound (no checksums: shards.json is absent)"
+        "checksums and index agree" if found.verified else "headers are valid (no checksums: there is no shards.json)"
     )
     typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else compared}")
     if out is not None:
         typer.echo(f"wrote {out}")
     if found.faults:
-        typer.echo("Next:  copy the shards again, or run the bridle data shard that made them; sound ones are kept.")
+        typer.echo("Next:  copy the shards again, or repeat the bridle data shard command; good ones are kept.")
         if strict:
             raise typer.Exit(DataError.exit_code)
     else:
@@ -127,14 +127,14 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
 @data_app.command("shard")
 def data_shard(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")],
-    out: Annotated[Path, typer.Option(help="The folder for the shards; the same command goes on where it stopped.")],
+    out: Annotated[Path, typer.Option(help="Folder for the shards; the same command continues.")],
     source: Annotated[
-        str | None, typer.Option(help="images, audio, video or signals; told by the files without it.")
+        str | None, typer.Option(help="images, audio, video or signals; default: guessed from the files.")
     ] = None,
-    shard_mb: Annotated[int, typer.Option(min=1, help="Megabytes of a shard, about.")] = 256,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; all cores without it.")] = None,
+    shard_mb: Annotated[int, typer.Option(min=1, help="Approximate megabytes per shard.")] = 256,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
 ) -> None:
-    """Write a data set as tar shards (webdataset layout) with an index, counts and SHA-256; same input, same bytes.
+    """Pack a data set into tar shards (webdataset layout) with an index and SHA-256.
 
     Example:  bridle data shard photos/ --out photo-shards --shard-mb 64
     """

@@ -1,4 +1,4 @@
-"""Commands that judge a run: probe, knn, codebooks, report."""
+"""Commands that evaluate a run: probe, knn, codebooks, report."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import On, Overrides, RunFolder, app, console, here, is_first_process, show_results
+from bridle.cli.app import EVALUATE, On, Overrides, RunFolder, app, console, here, is_first_process, show_results
 from bridle.errors import UsageError
 
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep no features in RUN/cache, and use none kept there.")]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not use the feature cache in RUN/cache.")]
 
 
-@app.command()
+@app.command(rich_help_panel=EVALUATE)
 def probe(
     run: RunFolder,
     overrides: Overrides = None,
-    shots: Annotated[str | None, typer.Option(help="Labels per class of a few-shot probe, such as 1,5,10.")] = None,
-    head: Annotated[str | None, typer.Option(help="logistic (solved to the optimum), sgd or adamw.")] = None,
-    loss: Annotated[str | None, typer.Option(help="ce or bce, of an sgd or adamw head.")] = None,
+    shots: Annotated[
+        str | None, typer.Option(help="Few-shot probe with so many labels per class, such as 1,5,10.")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="logistic (default), sgd or adamw.")] = None,
+    loss: Annotated[str | None, typer.Option(help="ce or bce, for --head sgd or adamw.")] = None,
     on: On = None,
-    curve: Annotated[bool, typer.Option("--curve", help="Every kept checkpoint: accuracy by CPU minutes.")] = False,
+    curve: Annotated[
+        bool, typer.Option("--curve", help="Probe every kept checkpoint: accuracy by CPU minutes.")
+    ] = False,
     no_cache: NoCache = False,
 ) -> None:
-    """Linear or attentive probe of a frozen encoder, beside raw features and an untrained encoder; JSON and table.
+    """Train a classifier on frozen features and score it, beside raw input and an untrained encoder.
 
-    Data with folds is cross-validated; settings are chosen on training items only. probe.pool is mean, axis (one mean
-    per place of a grid axis), class (the class token) or attentive; probe.layer=N reads block N instead of the last;
-    data.views=N looks at N parts of every item. --on RECIPE probes on another data set: RUN/probe-RECIPE.json.
+    Data with folds is cross-validated. Settings are chosen on training items only. probe.pool is mean, axis (one mean
+    per position of a grid axis), class (the class token) or attentive. probe.layer=N uses block N instead of the last.
+    data.views=N averages N windows of every item. --on RECIPE probes on another data set: RUN/probe-RECIPE.json.
 
     Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10
               bridle probe runs/as2m --on audioset20k data.root=PATH
@@ -65,11 +69,9 @@ def show_curve(run: Path, path: Path) -> None:
         typer.echo("no figure: it needs two points, and a run that notes CPU time (costs.jsonl)")
 
 
-@app.command()
+@app.command(rich_help_panel=EVALUATE)
 def knn(run: RunFolder, overrides: Overrides = None, on: On = None, no_cache: NoCache = False) -> None:
-    """Weighted k-nearest neighbours on a run's frozen features, k chosen on validation items; JSON and table.
-
-    Also how well test items find training items of their class (retrieval mAP).
+    """Score frozen features with k nearest neighbours, k chosen on validation items; also retrieval mAP.
 
     Example:  bridle knn runs/c10 probe.items=5000
     """
@@ -80,14 +82,14 @@ def knn(run: RunFolder, overrides: Overrides = None, on: On = None, no_cache: No
     show_results(run, knn_run(run, changes, on=on).name, overrides=overrides or [])
 
 
-@app.command()
+@app.command(rich_help_panel=EVALUATE)
 def codebooks(
     run: RunFolder,
     overrides: Overrides = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="Only this iteration's tokenizer.")] = None,
-    items: Annotated[int | None, typer.Option(min=1, help="At most so many samples; all without it.")] = None,
+    items: Annotated[int | None, typer.Option(min=1, help="At most so many samples; default: all.")] = None,
 ) -> None:
-    """Codebook health: usage, entropy, information, steadiness and verdicts; JSON, table and figures.
+    """Check the codebooks: usage, entropy, information, stability, advice; table and figures.
 
     Example:  bridle codebooks runs/c10
     """
@@ -109,13 +111,13 @@ def codebooks(
     typer.echo(f"Next:  bridle report {run}")
 
 
-@app.command()
+@app.command(rich_help_panel=EVALUATE)
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="One or more run directories.")],
-    out: Annotated[Path | None, typer.Option(help="The HTML file; report.html in the first run without it.")] = None,
-    samples: Annotated[bool, typer.Option(help="Show token maps and neighbours of a few of the run's samples.")] = True,
+    out: Annotated[Path | None, typer.Option(help="HTML file; default: report.html in the first run.")] = None,
+    samples: Annotated[bool, typer.Option(help="Show token maps and neighbours of some samples.")] = True,
 ) -> None:
-    """Write one self-contained HTML page about one or several runs.
+    """Write one self-contained HTML page about one or more runs.
 
     Example:  bridle report runs/c10 --out c10.html
     """

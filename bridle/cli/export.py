@@ -1,4 +1,4 @@
-"""Commands that carry a model out of bridle and into it: export, convert, import."""
+"""Commands that share models: export, convert, import."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app
+from bridle.cli.app import SHARE, Overrides, RunFolder, app
 
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Replace = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 
 
-Iteration = Annotated[int | None, typer.Option(min=1, help="The model after this iteration; else the last one.")]
-Onnx = Annotated[bool, typer.Option("--onnx", help="Also encoder.onnx and tokenizer.onnx, compared with torch.")]
-Program = Annotated[bool, typer.Option("--program", help="Also encoder.pt2 and tokenizer.pt2 of torch.export.")]
+Iteration = Annotated[int | None, typer.Option(min=1, help="The model after this iteration; default: the last.")]
+Onnx = Annotated[bool, typer.Option("--onnx", help="Also write encoder.onnx and tokenizer.onnx, compared with torch.")]
+Program = Annotated[bool, typer.Option("--program", help="Also write encoder.pt2 and tokenizer.pt2 (torch.export).")]
 Half = Annotated[bool, typer.Option("--half", help="Weights in float16: half the size; codebooks stay float32.")]
 Licence = Annotated[str | None, typer.Option("--data-licence", help="The licence of the data, for the model card.")]
 Folder = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def export(
     run: RunFolder,
     out: Folder,
@@ -31,7 +31,7 @@ def export(
     data_licence: Licence = None,
     overwrite: Replace = False,
 ) -> None:
-    """Write a model as a folder of safetensors with a model card, for others to load; optionally as ONNX.
+    """Write a model as a folder with safetensors and a model card; optionally as ONNX.
 
     Example:  bridle export runs/c10 --out models/c10 --onnx --data-licence "CC BY 4.0"
     """
@@ -47,14 +47,14 @@ def export(
     typer.echo(f"Next:  bridle embed {out} FILES --out features.npz   ·   in Python, bridle.load({str(out)!r})")
 
 
-@app.command()
+@app.command(rich_help_panel=SHARE)
 def convert(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint of torch (.pth .pt .bin .ckpt).")],
     out: Annotated[Path, typer.Option("--out", help="The .safetensors file to write.")],
-    key: Annotated[str | None, typer.Option(help="Where in the file the weights are, e.g. model or state.ema.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the weights in the file, such as model or state.ema.")] = None,
     overwrite: Replace = False,
 ) -> None:
-    """Turn a pickled checkpoint from elsewhere into safetensors; tensors are taken, anything that could run is refused.
+    """Convert a pickled checkpoint to safetensors. Only tensors and plain values are accepted.
 
     Example:  bridle convert mae_pretrain_vit_base.pth --out mae.safetensors
     """
@@ -65,16 +65,18 @@ def convert(
     typer.echo(f"Next:  bridle import {out} --out models/{out.stem}")
 
 
-@app.command("import")
+@app.command("import", rich_help_panel=SHARE)
 def import_weights(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A ViT in safetensors: timm, MAE, AudioMAE, VideoMAE.")],
     out: Folder,
     overrides: Overrides = None,
-    recipe: Annotated[str | None, typer.Option(help="image, audio, video or another recipe; told by the file.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="image, audio, video or another recipe; default: guessed from the file.")
+    ] = None,
     data_licence: Licence = None,
     overwrite: Replace = False,
 ) -> None:
-    """Read the weights of a ViT from elsewhere into our encoder and write a folder that `embed` and runs can use.
+    """Import a ViT (timm, MAE, AudioMAE, VideoMAE) as a model folder for `embed` and `pretrain`.
 
     Example:  bridle import mae.safetensors --out models/mae geometry.input=[224,224]
     """

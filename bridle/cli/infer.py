@@ -7,39 +7,53 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bridle.cli.app import Overrides, RunFolder, app, console, here, is_first_process, make_precision_safe, show_written
+from bridle.cli.app import (
+    USE,
+    Overrides,
+    RunFolder,
+    app,
+    console,
+    here,
+    is_first_process,
+    make_precision_safe,
+    show_written,
+)
 from bridle.errors import UsageError
 
 InputNames = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
-        help="Files, folders, 'patterns', manifests (.csv .tsv .jsonl), tar shards, - for paths on stdin.",
+        help="Files, folders, 'patterns', manifests (.csv .tsv .jsonl), tar shards; - reads paths from stdin.",
     ),
 ]
 ResultFile = Annotated[
-    Path, typer.Option("--out", help="The result: .npz, .safetensors, .parquet; without an ending a folder of parts.")
+    Path, typer.Option("--out", help="Output: .npz, .safetensors or .parquet; without an ending, a folder of parts.")
 ]
-WindowBatch = Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")]
+WindowBatch = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Workers = Annotated[
     int,
-    typer.Option(min=0, help="Processes that decode ahead, and survive bad files; 0: none. The result is the same."),
+    typer.Option(min=0, help="Decoder processes; 0 decodes in this process, unprotected. Same result."),
 ]
-PartSize = Annotated[int, typer.Option(min=1, help="Megabytes of a folder's parts.")]
+PartSize = Annotated[int, typer.Option(min=1, help="Megabytes per part of a folder.")]
 PartFormat = Annotated[
-    Literal["npz", "safetensors", "parquet"], typer.Option("--format", help="Format of a folder's parts.")
+    Literal["npz", "safetensors", "parquet"], typer.Option("--format", help="Format of the parts of a folder.")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result that exists.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Precision = Annotated[
-    Literal["fp32", "bf16", "fp16"], typer.Option(help="Numbers of the encoders; codes are always searched in fp32.")
+    Literal["fp32", "bf16", "fp16"], typer.Option(help="Precision of the encoder; codes are always computed in fp32.")
 ]
 
-PoolName = Annotated[str, typer.Option(help="probe (as the run was judged), mean, axis, class; none: a row per token.")]
+PoolName = Annotated[
+    str, typer.Option(help="probe (as in the run's probe), mean, axis, class, or none: one row per token.")
+]
 PoolAxis = Annotated[int | None, typer.Option(min=0, help="With --pool axis, the grid axis that is kept.")]
-PoolDeviation = Annotated[bool, typer.Option("--deviation", help="With --pool mean or axis: deviations as well.")]
-Layer = Annotated[int | None, typer.Option(min=1, help="Output of this block instead of the probe's or the last.")]
+PoolDeviation = Annotated[bool, typer.Option("--deviation", help="With --pool mean or axis: also standard deviations.")]
+Layer = Annotated[
+    int | None, typer.Option(min=1, help="Block to take features from; default: the probe's, or the last.")
+]
 
 
 def feature_spec(model: Any, pool: str, axis: int | None, deviation: bool, layer: int | None) -> Any:
@@ -50,7 +64,7 @@ def feature_spec(model: Any, pool: str, axis: int | None, deviation: bool, layer
     return model.features(layer=layer, pool=None if pool == "none" else pool, axis=axis, deviation=deviation)
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def tokenize(
     run: RunFolder,
     inputs: InputNames,
@@ -65,7 +79,7 @@ def tokenize(
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Codes of files of any length, one row per token; an interrupted command goes on where it stopped.
+    """Write the codes of files of any length, one row per token. The same command continues.
 
     Example:  bridle tokenize runs/c10 photos/ --out codes.npz
 
@@ -85,7 +99,7 @@ def tokenize(
             show_written(written, reader="read_codes")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def embed(
     run: RunFolder,
     inputs: InputNames,
@@ -103,9 +117,7 @@ def embed(
     device: Device = "auto",
     precision: Precision = "fp32",
 ) -> None:
-    """Features of files of any length, pooled as the run's probe pools them, or one row per token (--pool none).
-
-    An interrupted command goes on where it stopped.
+    """Write features of files of any length, one row per file or per token (--pool none). The same command continues.
 
     Example:  bridle embed runs/c10 photos/ --out features.npz
     """
@@ -124,13 +136,13 @@ def embed(
             show_written(written, reader="read_features")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def detokenizer(
     run: RunFolder,
     overrides: Overrides = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="Codes of this iteration instead of the last.")] = None,
 ) -> None:
-    """Train a small network from a run's codes back to its inputs; the run's own networks are not changed.
+    """Train a small network that turns codes back into inputs. The run's own networks do not change.
 
     Example:  bridle detokenizer runs/c10 detokenizer.steps=1000
     """
@@ -146,7 +158,7 @@ def detokenizer(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def detokenize(
     run: RunFolder,
     codes: Annotated[Path, typer.Argument(metavar="CODES", help="What `bridle tokenize` wrote with this run.")],
@@ -155,7 +167,7 @@ def detokenize(
     iteration: Annotated[int | None, typer.Option(min=1, help="The tokenizer of this iteration.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Pictures, sounds or clips from codes: PNG, WAV, GIF, or .npy for arrays.
+    """Turn codes into pictures, sounds or clips: PNG, WAV, GIF, or .npy for arrays.
 
     Example:  bridle detokenize runs/c10 codes.npz --out decoded --stages 2
     """

@@ -7,24 +7,26 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import app
+from bridle.cli.app import TRAIN, app
 from bridle.errors import UsageError
 
 
-@app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@app.command(
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}, rich_help_panel=TRAIN
+)
 def launch(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="A bridle command, after --.")],
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Processes a machine; one per GPU if not given (needed with --slurm).")
+        int | None, typer.Option(min=1, help="Processes per machine; default: one per GPU (required with --slurm).")
     ] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    node_rank: Annotated[int, typer.Option(min=0, help="Which of the machines this is, from 0.")] = 0,
-    rendezvous: Annotated[str | None, typer.Option(help="HOST:PORT of machine 0, with --nodes.")] = None,
-    slurm: Annotated[str | None, typer.Option(help="Hand in a Slurm job: partition=…,account=…,time=…")] = None,
-    logs: Annotated[Path, typer.Option(help="Where a Slurm job writes what it says; a shared folder.")] = Path("slurm"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be run.")] = False,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    node_rank: Annotated[int, typer.Option(min=0, help="Number of this machine, from 0.")] = 0,
+    rendezvous: Annotated[str | None, typer.Option(help="HOST:PORT of machine 0; needed with --nodes.")] = None,
+    slurm: Annotated[str | None, typer.Option(help="Submit a Slurm job: partition=…,account=…,time=…")] = None,
+    logs: Annotated[Path, typer.Option(help="Shared folder for the output of a Slurm job.")] = Path("slurm"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command or script and do not run it.")] = False,
 ) -> None:
-    """Run a training or evaluation command in several processes: torchrun on this machine, or a Slurm job.
+    """Run a command in several processes: on this machine, on several machines, or as a Slurm job.
 
     Example:  bridle launch --devices 2 -- pretrain digits-tiny --out runs/digits
     """

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, app, bench_app, make_precision_safe
+from bridle.cli.app import MACHINE, Overrides, app, bench_app, make_precision_safe
 from bridle.errors import UsageError
 
 
-@app.command()
+@app.command(rich_help_panel=MACHINE)
 def doctor() -> None:
-    """Devices, codecs, bf16, threads, disk and versions: text for a bug report.
+    """Print devices, codecs, bf16, threads, disk and versions, for a bug report.
 
     Example:  bridle doctor
     """
@@ -26,9 +26,9 @@ def doctor() -> None:
 @bench_app.command("quantizer")
 def bench_quantizer(
     out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The small size and few repeats.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small size, few repeats.")] = False,
 ) -> None:
-    """The quantizer beside bare matrix products and other libraries, interleaved in one process.
+    """Compare the quantizer with bare matrix products and other libraries.
 
     Example:  bridle bench quantizer --out quantizer.md
     """
@@ -49,9 +49,9 @@ def bench_data(
     recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time for each measurement.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 4.0,
 ) -> None:
-    """Loading and augmentation beside the model's step: which one a run waits for, and how many workers it needs.
+    """Compare loading and augmentation with the model's step: the bottleneck, and how many workers to use.
 
     Example:  bridle bench data cifar10-tiny data.root=cifar10 --out data.md
     """
@@ -70,14 +70,16 @@ def bench_data(
 
 @bench_app.command("step")
 def bench_step(
-    recipe: Annotated[str | None, typer.Option(help="A recipe name or YAML file instead of the set below.")] = None,
-    size: Annotated[list[str] | None, typer.Option(help="tiny, small or base; may be given again.")] = None,
-    modality: Annotated[list[str] | None, typer.Option(help="audio, image or video; may be given again.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="With --recipe: rows of a step.")] = 8,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Turns; by the size of the model without it.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe name or YAML file, instead of --size and --modality.")
+    ] = None,
+    size: Annotated[list[str] | None, typer.Option(help="tiny, small or base; may be repeated.")] = None,
+    modality: Annotated[list[str] | None, typer.Option(help="audio, image or video; may be repeated.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="With --recipe: batch size.")] = 8,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Repeats; default: by model size.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
 ) -> None:
-    """An encoder step beside a plain one: time of each part, share of bare matrix products, memory, reused codes.
+    """Compare an encoder step with a plain one: time by part, memory, reused codes.
 
     Example:  bridle bench step --size tiny --modality image
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.app import Overrides, app, console
+from bridle.cli.app import TRAIN, Overrides, app, console
 from bridle.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,19 +17,21 @@ UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 CHOICES = ("a100", "h100", "cpu")
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def plan(
     recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
     overrides: Overrides = None,
-    devices: Annotated[int, typer.Option(min=1, help="How many devices train together.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
     device: Annotated[str, typer.Option(help="a100, h100, or cpu for this machine.")] = "a100",
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples of the training set, if it is not here.")] = None,
-    utilisation: Annotated[
-        float | None, typer.Option(min=0.01, max=1.0, help="Share of the peak that training reaches.")
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Size of the training set, if data.root is not given.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything as JSON, in bytes, operations and days.")] = False,
+    utilisation: Annotated[
+        float | None, typer.Option(min=0.01, max=1.0, help="Share of peak speed that training reaches.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in bytes, operations and days.")] = False,
 ) -> None:
-    """Parameters, operations, memory, steps, checkpoints, traffic and estimated days of a run, before it starts.
+    """Estimate parameters, operations, memory, steps, checkpoint size, traffic and days of a run.
 
     Example:  bridle plan imagenet1k --devices 64 --device a100
     """

@@ -7,30 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from bridle.cli.app import RunFolder, app, console
+from bridle.cli.app import USE, RunFolder, app, console
 from bridle.cli.infer import Layer, PoolAxis, PoolDeviation, PoolName, Workers, feature_spec
 from bridle.errors import UsageError
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def index(
     run: RunFolder,
     corpus: Annotated[
         list[str],
         typer.Argument(metavar="CORPUS...", help="Files, folders, 'patterns' or manifests (.csv .tsv .jsonl)."),
     ],
-    out: Annotated[Path, typer.Option(help="The index; the same command brings it up to date.")],
+    out: Annotated[Path, typer.Option(help="Folder of the index; the same command updates it.")],
     pool: PoolName = "probe",
     axis: PoolAxis = None,
     deviation: PoolDeviation = False,
     layer: Layer = None,
-    batch: Annotated[int, typer.Option(min=1, help="Windows that go through the network together.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, help="Windows per batch.")] = 16,
     workers: Workers = 1,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Begin anew.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
 ) -> None:
-    """Features and codes of a collection, for `bridle search`; only new and changed files are computed.
+    """Index a collection for `bridle search`. Only new and changed files are computed.
 
     Example:  bridle index runs/c10 photos/ --out photos-index
     """
@@ -50,28 +50,26 @@ def index(
     typer.echo(f"Next:  bridle search {out} FILE --html hits.html   ·   bridle search {out} --evaluate")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def search(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An index, as `bridle index` wrote it.")],
-    queries: Annotated[
-        list[Path] | None, typer.Argument(metavar="[QUERY]...", help="Files to find the like of.")
-    ] = None,
-    by: Annotated[str, typer.Option(help="features, or codes (n-grams of them).")] = "features",
-    k: Annotated[int, typer.Option("-k", min=1, help="Hits to show.")] = 10,
-    html: Annotated[Path | None, typer.Option(help="Also write this page with the hits as pictures or sound.")] = None,
-    evaluate: Annotated[bool, typer.Option("--evaluate", help="Judge the search by the labels: mAP.")] = False,
-    samples: Annotated[int, typer.Option(min=1, help="With --evaluate, files asked for at most.")] = 1000,
-    run: Annotated[Path | None, typer.Option(help="Where the model is now, if its folder was moved.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="An index written by `bridle index`.")],
+    queries: Annotated[list[Path] | None, typer.Argument(metavar="[QUERY]...", help="Files to search for.")] = None,
+    by: Annotated[str, typer.Option(help="features or codes.")] = "features",
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results.")] = 10,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page with pictures or sounds.")] = None,
+    evaluate: Annotated[bool, typer.Option("--evaluate", help="Score the search with the labels: mAP.")] = False,
+    samples: Annotated[int, typer.Option(min=1, help="With --evaluate, number of queries at most.")] = 1000,
+    run: Annotated[Path | None, typer.Option(help="The model, if its folder was moved.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
 ) -> None:
-    """Files of an index that are most like a file, by features or by codes; the file itself is left out.
+    """Find the files of an index that are most similar to a file.
 
     Example:  bridle search photos-index cat.jpg -k 5 --html hits.html
     """
     from bridle.search.query import open_index
 
     if bool(queries) == evaluate:
-        raise UsageError("give a file to search for, or --evaluate to judge the search by the labels.")
+        raise UsageError("give a file to search for, or --evaluate to score the search with the labels.")
     if by not in ("features", "codes"):
         raise UsageError(f"--by {by!r}: expected features or codes.")
     opened = open_index(folder, run=run, device=device)
@@ -122,16 +120,18 @@ def _evaluate(opened: Any, samples: int) -> None:
     typer.echo(f"wrote {write_quality(opened, measured)}")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def sequences(
     codes: Annotated[list[Path], typer.Argument(metavar="CODES...", help="Files that `bridle tokenize` wrote.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     pattern: Annotated[str, typer.Option(help="interleaved, delayed or stage1; see docs/using.md.")] = "interleaved",
-    context: Annotated[int | None, typer.Option(min=2, help="Also pack all files into blocks of so many ids.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=2, help="Also pack all files into blocks of this many ids.")
+    ] = None,
     file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of sequences.")] = False,
 ) -> None:
-    """Codes as ids for a language model: `input_ids` per file, packed blocks, and a vocabulary.
+    """Write codes as token ids for a language model: `input_ids` per file, packed blocks, vocabulary.
 
     Example:  bridle sequences codes.npz --out sequences --pattern delayed --context 512
     """

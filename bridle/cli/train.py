@@ -10,6 +10,9 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import (
+    EVALUATE,
+    START,
+    TRAIN,
     On,
     Overrides,
     RunFolder,
@@ -23,13 +26,13 @@ from bridle.cli.app import (
 from bridle.errors import UsageError
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def demo(
-    modality: Annotated[str | None, typer.Option(help="audio, image or video; all three without it.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
-    out: Annotated[Path, typer.Option(help="Where runs and report go.")] = Path("demo"),
+    modality: Annotated[str | None, typer.Option(help="audio, image or video; default: all three.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("demo"),
 ) -> None:
-    """The whole method in minutes on embedded data: VQ and RQ, two iterations, probe, codebook table, report.
+    """Run the whole method on embedded data in minutes: VQ and RQ, two iterations, probe, codebooks, report.
 
     Example:  bridle demo --modality image
     """
@@ -40,7 +43,7 @@ def demo(
     run_demo([modality] if modality else list(MODALITIES), seed=seed, out=out)
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def recipes() -> None:
     """List the shipped recipes.
 
@@ -59,11 +62,11 @@ def recipes() -> None:
     console().print("\nNext:  bridle show RECIPE   or   bridle pretrain RECIPE data.root=… --out runs/NAME")
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def show(
     recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")], overrides: Overrides = None
 ) -> None:
-    """Print a recipe with every value resolved, as YAML.
+    """Print every setting of a recipe as YAML.
 
     Example:  bridle show cifar10-tiny quantizer=vq
     """
@@ -75,14 +78,14 @@ def show(
     typer.echo(dump_config(config), nl=False)
 
 
-@app.command()
+@app.command(rich_help_panel=TRAIN)
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="The run directory; the same command continues it.")] = Path("run"),
+    out: Annotated[Path, typer.Option(help="Run directory; the same command continues it.")] = Path("run"),
     max_steps: Annotated[int | None, typer.Option(min=1, help="Cap every phase at this many steps.")] = None,
 ) -> None:
-    """Train encoder and tokenizer in turns (Algorithm 1); run the same command again to continue.
+    """Train encoder and tokenizer in turns (Algorithm 1). Run the same command again to continue.
 
     Example:  bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10
     """
@@ -103,16 +106,16 @@ def pretrain(
     show_results(out)
 
 
-@app.command()
+@app.command(rich_help_panel=EVALUATE)
 def finetune(
     run: RunFolder,
     overrides: Overrides = None,
     iteration: Annotated[
-        int | None, typer.Option(min=1, help="Start from this iteration's encoder; the last one without it.")
+        int | None, typer.Option(min=1, help="Start from this iteration's encoder; default: the last.")
     ] = None,
     on: On = None,
 ) -> None:
-    """Train a run's encoder on labels, then score it once on the test split or over folds; JSON and table.
+    """Train a run's encoder with labels and score it once on the test split or over folds.
 
     --on RECIPE fine-tunes on another data set, with the recipe's settings: RUN/finetune-RECIPE.json.
 
@@ -147,20 +150,20 @@ def finetune(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=EVALUATE)
 def ablate(
     recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
     overrides: Overrides = None,
-    table: Annotated[str, typer.Option(help="A shipped table, or a YAML file with rows; see docs/evaluating.md.")] = "",
+    table: Annotated[str, typer.Option(help="Name of a table, or a YAML file; see docs/evaluating.md.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1",
-    out: Annotated[Path | None, typer.Option(help="Where runs and table go; ablations/TABLE without it.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs side by side; as many as cores without it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for runs and table; default: ablations/TABLE.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; default: number of cores.")] = None,
     on: Annotated[
         list[str] | None,
-        typer.Option("--on", metavar="'RECIPE k=v …'", help="Also judge every row on this data set; may be repeated."),
+        typer.Option("--on", metavar="'RECIPE k=v …'", help="Also evaluate every row on this data; may be repeated."),
     ] = None,
 ) -> None:
-    """A grid of runs over seeds and one table with paired changes; the same command continues it.
+    """Train a grid of runs over seeds and compare them in one table. The same command continues it.
 
     Example:  bridle ablate cifar10-tiny data.root=cifar10 --table attribution --seeds 0,1
               bridle ablate audioset2m data.root=AS --table table1 --seeds 0 --on 'esc50 data.root=ESC'
