@@ -215,11 +215,15 @@ def peak_memory() -> str:
 
 def cpu_seconds() -> float:
     """CPU time of this process and of all its children; those still running count where /proc exists."""
-    seconds = time.process_time() + sum(map(_family_seconds, _children("self")))
-    if resource is not None:
-        ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds += ended.ru_utime + ended.ru_stime
-    return seconds
+    return time.process_time() + children_seconds() + sum(map(_family_seconds, _children("self")))
+
+
+def children_seconds() -> float:
+    """CPU time of the children that were waited for so far, and of theirs; one more wait adds one child."""
+    if resource is None:
+        return 0.0
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
 
 
 def _children(process: str) -> list[str]:

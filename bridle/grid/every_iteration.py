@@ -23,18 +23,10 @@ from bridle.config import load_config
 from bridle.errors import UsageError
 from bridle.evaluate.significance import half_width
 from bridle.files import read_json
-from bridle.grid.ablation import (
-    Cell,
-    cells,
-    change_of,
-    cpu_minutes,
-    iterations_of,
-    note_cost,
-    pretrain_cells,
-    score_of,
-    side_by_side,
-)
+from bridle.grid.ablation import cpu_minutes, note_cost, pretrain_cells, side_by_side
+from bridle.grid.cells import Cell, cells, iterations_of
 from bridle.grid.subprocesses import run_beside
+from bridle.grid.table import change_of, score_of
 from bridle.grid.table_file import Grid
 from bridle.quantize.usage import released_effective_usage
 from bridle.report.codebook_tables import write_codebook_figures

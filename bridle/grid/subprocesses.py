@@ -1,27 +1,33 @@
 """Several `bridle` commands side by side, each a process of its own; what they say is shown line by line.
 
-One process on one thread each uses all cores of a small machine, where two threads in one process often do not. They
-save and leave when the command that started them does, or is killed.
+One process on one thread each uses all cores of a small machine, where two threads in one process often do not.
+
+`python -m bridle.grid.subprocesses PARENT ARGUMENTS…` runs `bridle ARGUMENTS…` and makes it save and leave when process
+PARENT dies. A parent that is killed outright (kill -9, out of memory) can tell its children nothing; without
+this they would train on, and the same command given again would find their run directories locked. The kernel sends
+SIGTERM instead. Only Linux can be asked to: elsewhere children run to their end.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, NamedTuple
-
-from rich.console import Console
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 from bridle.errors import BridleError, Interrupted
-from bridle.machine import StopRequest
+from bridle.machine import StopRequest, children_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 POLL = 0.2  # seconds between two looks at the processes
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Started(NamedTuple):
@@ -70,16 +76,11 @@ def run_beside(
                 started.reader.join()
 
 
-def children_seconds() -> float:
-    """CPU seconds, user's and system's, of the children that were waited for so far; one more wait adds one child."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def start(name: str, arguments: Sequence[str], console: Console) -> Started:
+    """Start `bridle ARGUMENTS…` as a child that ends with this process."""
     console.print(f"$ bridle {' '.join(arguments)}", soft_wrap=True, markup=False)
     process = subprocess.Popen(
-        [sys.executable, "-m", "bridle.grid.child", str(os.getpid()), *arguments],
+        [sys.executable, "-m", "bridle.grid.subprocesses", str(os.getpid()), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -93,7 +94,7 @@ def start(name: str, arguments: Sequence[str], console: Console) -> Started:
 
 
 def finish(name: str, started: Started) -> None:
-    """Take note of how a command ended."""
+    """Raise if a command failed or was stopped."""
     started.reader.join()
     code = started.process.returncode
     if code in (130, 143, -signal.SIGINT, -signal.SIGTERM):  # negative: before it could listen
@@ -115,3 +116,17 @@ def relay(stream: IO[str] | None, name: str, kept: list[str], console: Console) 
     for line in stream or ():
         kept.append(line.rstrip())
         console.print(f"{name}  {line.rstrip()}", soft_wrap=True, markup=False)
+
+
+def main() -> None:
+    """Set PR_SET_PDEATHSIG, then exec bridle; the request outlives the exec."""
+    parent, arguments = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM))
+        if os.getppid() != parent:  # it died before the request
+            sys.exit(128 + signal.SIGTERM)
+    os.execv(sys.executable, [sys.executable, "-m", "bridle", *arguments])
+
+
+if __name__ == "__main__":
+    main()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Mapping
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,10 @@ from bridle.config import load_config
 from bridle.errors import BridleError, CheckpointError, ConfigError, Interrupted, UsageError
 from bridle.evaluate.significance import make_hits
 from bridle.grid import ablation
-from bridle.grid.ablation import (
-    Cell,
-    Score,
-    cells,
-    change_of,
-    note_cost,
-    read_scores,
-    write_tables,
-)
+from bridle.grid.ablation import costs_of, note_cost
+from bridle.grid.cells import Cell, cells
 from bridle.grid.subprocesses import finish, run_beside, start
+from bridle.grid.table import Score, change_of, read_scores, write_tables
 from bridle.grid.table_file import Grid, read_grid, table_names
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
@@ -35,6 +30,10 @@ PAPER |= {"table1", "table2", "table3", "codebooks"}
 
 def grid(**rows: tuple[str, ...]) -> Grid:
     return Grid("test", "A test", 1, ("probe",), rows)
+
+
+def tables_of(rows: Grid, scores: Mapping[Cell, Mapping[str, Score]], out: Path, *, minutes: float) -> Path:
+    return write_tables(rows, scores, "digits-tiny", [], out, costs_of(rows, scores, out, wall_minutes=minutes))
 
 
 def test_the_papers_tables_are_shipped_and_every_row_is_a_config() -> None:
@@ -134,7 +133,7 @@ def test_raw_inputs_and_the_untrained_encoder_stand_above_the_rows(tmp_path: Pat
         known = {"raw": {"accuracy": 0.3}, "untrained": {"accuracy": untrained}}
         known = {name: {**one, "mean_average_precision": 0.1} for name, one in known.items()}
         (tmp_path / f"base{seed}" / "results.json").write_text(json.dumps({"baselines": known}))
-    lines = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=1.0).read_text().splitlines()
+    lines = tables_of(rows, scores, tmp_path, minutes=1.0).read_text().splitlines()
     half = 12.706 * (0.02 / sqrt(2)) / sqrt(2)  # raw lies 20 and 22 points below
     assert lines[4:6] == [
         f"| raw input | 30.0 ±0.0 | -21.0 ±{100 * half:.1f} * |  |",
@@ -152,7 +151,7 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
         for row, values in (("base", (0.50, 0.52)), ("other", (0.55, 0.58)))
         for seed, value in enumerate(values)
     }
-    path = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=1.0)
+    path = tables_of(rows, scores, tmp_path, minutes=1.0)
     text = path.read_text()
     assert "| base | 51.0 ±1.4 | 0 | 0.0 |" in text
     half = 12.706 * (0.01 / sqrt(2)) / sqrt(2)  # differences 5 and 6 points
@@ -164,7 +163,7 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = grid(**{"[rq] two": (), "one [/vq]": ("quantizer=vq",)})._replace(title="[b] or [/c]")
     scores = {cell: {"probe": Score([0.5])} for cell in cells("digits-tiny", [], rows, seeds=[0], out=tmp_path)}
-    write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=0.0)
+    tables_of(rows, scores, tmp_path, minutes=0.0)
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("[rq] two", "one [/vq]", "[b] or [/c]"))
 
@@ -204,7 +203,7 @@ def test_under_one_seed_rows_are_compared_by_their_items(tmp_path: Path) -> None
         Cell(row, 0, tmp_path / row, (), ()): {"probe": Score([right.mean()], make_hits(right, truth))}
         for row, right in (("base", base), ("other", better))
     }
-    path = write_tables(grid(base=(), other=("quantizer=vq",)), scores, "digits-tiny", [], tmp_path, minutes=1.0)
+    path = tables_of(grid(base=(), other=("quantizer=vq",)), scores, tmp_path, minutes=1.0)
     (line,) = [line for line in path.read_text().splitlines() if line.startswith("| other")]
     assert line.startswith("| other | 60.0 | +10.0 ±") and line.endswith(" * | 0.0 |")
     assert "McNemar" in path.read_text()
@@ -220,7 +219,7 @@ def test_under_two_seeds_the_seeds_decide_and_the_items_are_told(tmp_path: Path)
         for row, counts in (("base", (5, 6)), ("other", (6, 8)))
         for seed, n in enumerate(counts)
     }
-    write_tables(grid(base=(), other=("quantizer=vq",)), scores, "digits-tiny", [], tmp_path, minutes=1.0)
+    tables_of(grid(base=(), other=("quantizer=vq",)), scores, tmp_path, minutes=1.0)
     change = json.loads((tmp_path / "table.json").read_text())["rows"][1]["changes"]["probe"]
     assert (change["over"], change["pairs"], change["p"]) == ("seeds", 2, None)
     assert {seed: one["change"] for seed, one in change["within_seed"].items()} == pytest.approx({"0": 0.1, "1": 0.2})
@@ -274,9 +273,9 @@ def test_the_table_tells_the_cpu_minutes_of_all_starts_and_counts_a_shared_run_o
     for work, seconds in ((shared, 60.0), (shared, 30.0), ("seed0-ffffff", 999.0)):  # stopped once; another table's
         note_cost(tmp_path, work, seconds)
     for cell, seconds in zip(found, (6.0, 12.0), strict=True):
-        note_cost(tmp_path, f"{shared}/{ablation._finetuned_file(cell).stem}", seconds)
+        note_cost(tmp_path, f"{shared}/{cell.finetuned.stem}", seconds)
     scores = {cell: {"finetune": Score([0.5])} for cell in found}
-    text = write_tables(rows, scores, "digits-tiny", [], tmp_path, minutes=0.25).read_text()
+    text = tables_of(rows, scores, tmp_path, minutes=0.25).read_text()
     assert "1.8 CPU minutes in all, 0.2 wall minutes since it was last started" in text
     stored = json.loads((tmp_path / "table.json").read_text())
     assert stored["cpu_minutes"] == pytest.approx(1.8) and stored["wall_minutes_since_last_start"] == 0.25
@@ -288,7 +287,7 @@ def test_commands_side_by_side_are_charged_each_its_own_cpu_time_with_their_chil
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "command"
-    # Its arguments are -m bridle.grid.child PID WORK; the work is done by a child of it.
+    # Its arguments are -m bridle.grid.subprocesses PID WORK; the work is done by a child of it.
     busy = "import time\nwhile time.process_time() < 0.6: pass"
     child = f"{sys.executable} -c '{busy}'"
     program.write_text(f"#!/bin/sh\nif [ $4 = busy ]; then {child}; fi\nif [ $4 = bad ]; then exit 3; fi\n")

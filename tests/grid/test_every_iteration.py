@@ -11,8 +11,9 @@ import pytest
 
 from bridle.errors import ConfigError, UsageError
 from bridle.grid import ablation, every_iteration
-from bridle.grid.ablation import cells
+from bridle.grid.cells import cells
 from bridle.grid.every_iteration import Other, fill_every_iteration, score_text
+from bridle.grid.table import Score, write_tables
 from bridle.grid.table_file import Grid, read_grid
 from bridle.quantize.usage import released_effective_usage
 
@@ -128,8 +129,10 @@ def test_a_row_that_needs_weights_says_so_and_gets_those_of_the_command(tmp_path
 def test_in_a_table_of_changes_too_a_row_without_weights_is_not_left_out(tmp_path: Path) -> None:
     table = Grid("t", "T", 1, ("probe",), {"a": (), "b": ("encoder.weights=FILE",)})
     (cell,) = cells("digits-tiny", [], table, seeds=[0], out=tmp_path)
-    scores = {cell: {"probe": ablation.Score([0.5])}}
-    text = ablation.write_tables(table, scores, "digits-tiny", [], tmp_path, minutes=0.0).read_text()
+    scores = {cell: {"probe": Score([0.5])}}
+    text = write_tables(
+        table, scores, "digits-tiny", [], tmp_path, ablation.costs_of(table, scores, tmp_path, wall_minutes=0.0)
+    ).read_text()
     assert "| b | needs weights (encoder.weights=FILE) |  | 0.0 |" in text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import bridle.grid.child
-
-PARENT = """
+# Becomes `command` where the real one becomes `python`.
+CHILD = "import sys; sys.executable = './command'; from bridle.grid.subprocesses import main; main()"
+PARENT = f"""
 import subprocess, sys, os, time
-child = subprocess.Popen([sys.executable, "-m", "bridle.grid.child", str(os.getpid()), "one", "two"])
+child = subprocess.Popen([sys.executable, "-c", {CHILD!r}, str(os.getpid()), "one", "two"])
 time.sleep(60)
 """
 # Stands in for the command: says that it runs, and when it is told to leave.
@@ -41,23 +40,21 @@ def wait_for(path: Path, seconds: float = 30.0) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a package of our name that holds only the two programs."""
-    package = tmp_path / "bridle"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(COMMAND)
-    (package / "tied.py").symlink_to(bridle.grid.child.__file__)
+    """A folder with a program that stands in for bridle."""
+    (tmp_path / "command.py").write_text(COMMAND)
+    (tmp_path / "command").write_text(f'#!/bin/sh\nexec {sys.executable} command.py "$@"\n')
+    (tmp_path / "command").chmod(0o755)
     return tmp_path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_a_parent_that_is_killed_takes_its_children_along(place: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=place, env={**os.environ, "PYTHONPATH": ""}) as parent:
+    with subprocess.Popen([sys.executable, "-c", PARENT], cwd=place) as parent:
         try:
             child = int(wait_for(place / "pid"))
         finally:
             parent.send_signal(signal.SIGKILL)
-    assert wait_for(place / "left") == "one two"  # asked to leave, in time to save
+    assert wait_for(place / "left") == "-m bridle one two"  # asked to leave, in time to save
     until = time.monotonic() + 10
     while Path(f"/proc/{child}").exists() and "Z" not in Path(f"/proc/{child}/stat").read_text().split()[2]:
         assert time.monotonic() < until
@@ -66,6 +63,6 @@ def test_a_parent_that_is_killed_takes_its_children_along(place: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
 def test_a_child_whose_parent_died_before_it_was_watched_does_not_begin(place: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "bridle.grid.child", "1"], cwd=place, check=False, timeout=30)
+    done = subprocess.run([sys.executable, "-c", CHILD, "1"], cwd=place, check=False, timeout=30)
     assert done.returncode == 143
     assert not (place / "pid").exists()

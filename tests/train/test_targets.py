@@ -26,7 +26,7 @@ from bridle.errors import CheckpointError, Interrupted, UsageError
 from bridle.evaluate.codebooks_command import examine_run
 from bridle.evaluate.finetune import finetune_run
 from bridle.files import read_lines
-from bridle.grid.ablation import cells
+from bridle.grid.cells import cells
 from bridle.grid.table_file import read_grid
 from bridle.machine import Machine
 from bridle.models.build import build_nets
