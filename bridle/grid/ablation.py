@@ -1,8 +1,8 @@
 """`bridle ablate`: a grid of runs over seeds and one table; the same command continues it.
 
-`table_file` reads the table, `cells` makes runs of it, `table` compares and writes what was measured. cpu.jsonl beside the
-table has a line for every process that ended: what it worked on, and its CPU seconds. So the cost of a table is that of
-all its starts.
+`table_file` reads the table, `cells` makes runs of it, `table` compares and writes what was measured. cpu.jsonl beside
+the table has a line for every process that ended: what it worked on, and its CPU seconds. So the cost of a table is
+that of all its starts.
 """
 
 from __future__ import annotations
