@@ -14,7 +14,8 @@ from bridle.models.detokenizer import Detokenizer, prefix_vectors, reconstructio
 from bridle.models.tokenizer import Tokenizer
 from bridle.seeding import generator
 from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
-from bridle.train.engine import Draws, Phase, StepResult, fit
+from bridle.train.draws import Draws
+from bridle.train.engine import Phase, StepResult, fit
 from bridle.train.run import Run
 
 

@@ -8,23 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bridle import distributed, failpoints
-from bridle.config.schema import MaskConfig, PhaseConfig
+from bridle.config.schema import PhaseConfig
 from bridle.data.loading.loader import Batch
 from bridle.errors import CheckpointError, NonFiniteError, UsageError
 from bridle.machine import cpu_seconds
-from bridle.nn.masking import Mask, draw_mask
-from bridle.nn.transformer import drop_path_scales
 from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
-from bridle.seeding import generator
+from bridle.train.draws import Draws, is_shown
 from bridle.train.optim import (
     build_optimizer,
     learning_rate,
@@ -82,86 +79,6 @@ def phase_key(iteration: int, name: str) -> str:
     return f"iter{iteration}-{name}"
 
 
-class Draws:
-    """The random draws of one step, made for the whole global batch; micro-batches take their rows."""
-
-    def __init__(self, run: Run[Networks], phase: Phase, step: int, micro_batches: Sequence[Batch] = ()) -> None:
-        self.run, self.phase, self.step = run, phase, step
-        self.batch = phase.settings.batch
-        self.micro_batches = micro_batches
-
-    @property
-    def shown(self) -> bool:
-        """Will anybody see this step's figures? What is only looked at need not be computed otherwise."""
-        return is_shown(self.run, self.phase, self.step + 1)
-
-    @cached_property
-    def tokens(self) -> int | None:
-        """Real tokens of the global batch, or None without padding; the first look at it is collective."""
-        padded = any(batch.valid is not None for batch in self.micro_batches)
-        counted = torch.tensor([int(padded), sum(self.real_tokens(batch) for batch in self.micro_batches)])
-        anywhere, tokens = distributed.sum_over_ranks(counted).tolist()
-        return tokens if anywhere else None
-
-    def real_tokens(self, batch: Batch) -> int:
-        if batch.valid is not None:
-            return int(batch.valid.sum())
-        return len(batch.x) * self.run.config.geometry.build().tokens
-
-    def token_share(self, batch: Batch) -> float:
-        """Real tokens a row of this micro-batch, relative to the whole step's; 1 without padding."""
-        if self.tokens is None:
-            return 1.0
-        return self.real_tokens(batch) * self.batch / (len(batch.x) * max(1, self.tokens))
-
-    @cached_property
-    def hidden_tokens(self) -> int:
-        """Masked tokens of the global batch; the first look at it is collective."""
-        here = sum(int(self.mask(batch).masked.sum()) for batch in self.micro_batches)
-        return int(distributed.sum_over_ranks(torch.tensor(here)))
-
-    def hidden_share(self, batch: Batch, counted: Tensor) -> float:
-        """As `token_share`, of the masked tokens, of which this micro-batch has those marked in `counted`."""
-        if self.tokens is None:
-            return 1.0
-        return int(counted.sum()) * self.batch / (len(batch.x) * max(1, self.hidden_tokens))
-
-    def mask(self, batch: Batch, settings: MaskConfig | None = None) -> Mask:
-        """The mask of these rows, by the run's own mask settings unless others are given."""
-        config, device = self.run.config, self.run.machine.device
-        wanted = settings or config.mask
-        valid = None
-        if batch.valid is not None:  # rows elsewhere do not change what these rows are shown
-            valid = torch.ones(self.batch, batch.valid.shape[1], dtype=torch.bool, device=device)
-            valid[batch.rows] = batch.valid
-        whole = draw_mask(
-            wanted.kind,
-            grid=config.geometry.build().grid,
-            ratio=wanted.ratio,
-            batch=self.batch,
-            generator=self._generator("mask"),
-            device=device,
-            valid=valid,
-        )
-        return whole.rows(batch.rows.start, batch.rows.stop)
-
-    def drop_path(self, batch: Batch, rate: float | None = None) -> Tensor | None:
-        """Drop-path multipliers (depth, 2, B) of these rows, at the encoder's own rate unless another is given."""
-        c = self.run.config.encoder
-        scales = drop_path_scales(
-            depth=c.depth,
-            rate=c.drop_path if rate is None else rate,
-            batch=self.batch,
-            generator=self._generator("drop-path"),
-            device=self.run.machine.device,
-        )
-        return None if scales is None else scales[:, :, batch.rows]
-
-    def _generator(self, purpose: str) -> torch.Generator:
-        device = self.run.machine.device
-        return generator(self.run.config.seed, self.phase.key, self.step, purpose, device=device)
-
-
 @dataclass
 class Progress:
     """How far a phase is; saved with every checkpoint."""
@@ -174,10 +91,7 @@ class Progress:
 def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) -> None:
     """Train one phase to its end, from its beginning or from a checkpoint inside it."""
     began = cpu_seconds()
-    for module in run.nets.modules().values():
-        module.requires_grad_(False).eval()
-    for module in phase.trained.values():
-        module.requires_grad_(True).train()
+    unfreeze(run.nets, phase.trained)
     if restored is None:
         phase.start()
     require_equal(run.nets.state(), where=f"{phase.key}, at its beginning")
@@ -191,10 +105,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     loader = run.loader(
         phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
-    spent = run.folder.cpu_seconds_at(phase_index=phase.index, step=progress.step)
-    if (phase.index, progress.step) == (0, 0):
-        spent = 0.0
-    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=spent, began=began)
+    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=cost_so_far(run, phase, progress), began=began)
     watches = Watches.of(run, phase)
 
     def save(*, end: bool = False) -> dict[str, Tensor]:
@@ -224,6 +135,14 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
             run.leave(f"saved at step {progress.step} of {phase.key}.")
     replicas.dissolve(run.nets, save(end=True))
     run.leave(f"the end of {phase.key} is saved.")
+
+
+def unfreeze(nets: Networks, trained: Mapping[str, nn.Module]) -> None:
+    """Let the modules of a phase learn and freeze all others."""
+    for module in nets.modules().values():
+        module.requires_grad_(False).eval()
+    for module in trained.values():
+        module.requires_grad_(True).train()
 
 
 def restore(
@@ -256,11 +175,6 @@ def build_replicas(run: Run[Networks], phase: Phase) -> Replicas:
         compiled=runtime.compile,
         some_steps_only=phase.some_steps_only,
     )
-
-
-def is_shown(run: Run[Networks], phase: Phase, done: int) -> bool:
-    """Do the figures of the step that makes `done` go to the log?"""
-    return done == phase.steps or done % run.config.runtime.log_every == 0
 
 
 class Update(NamedTuple):
@@ -377,6 +291,13 @@ def move(batch: Batch, device: torch.device) -> Batch:
         label=None if batch.label is None else batch.label.to(device, non_blocking=True),
         valid=None if batch.valid is None else batch.valid.to(device, non_blocking=True),
     )
+
+
+def cost_so_far(run: Run[Networks], phase: Phase, progress: Progress) -> float | None:
+    """CPU seconds of training before this process; None where earlier ones did not note them."""
+    if (phase.index, progress.step) == (0, 0):
+        return 0.0
+    return run.folder.cpu_seconds_at(phase_index=phase.index, step=progress.step)
 
 
 def note_cost(run: Run[Networks], phase: Phase, progress: Progress, clock: Clock) -> None:

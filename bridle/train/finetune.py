@@ -23,7 +23,8 @@ from bridle.models.classifier import Classifier, WeightAverage, classification_l
 from bridle.nn.patch import patchify
 from bridle.nn.whiten import PatchMoments
 from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
-from bridle.train.engine import Draws, Phase, StepResult, fit, move, phase_key
+from bridle.train.draws import Draws
+from bridle.train.engine import Phase, StepResult, fit, move, phase_key
 from bridle.train.run import Run
 
 Loss = Literal["ce", "bce"]

@@ -18,7 +18,8 @@ from bridle.config import Config
 from bridle.data.loading.loader import Batch
 from bridle.models.build import Nets
 from bridle.quantize.usage import CodeAge
-from bridle.train.engine import Draws, Phase, StepResult, move
+from bridle.train.draws import Draws
+from bridle.train.engine import Phase, StepResult, move
 from bridle.train.phases import (
     TeacherSums,
     explain_encoder,

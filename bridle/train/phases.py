@@ -34,7 +34,8 @@ from bridle.nn.whiten import PatchMoments
 from bridle.quantize import CodebookWarning, Quantized
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
-from bridle.train.engine import Draws, Phase, StepResult, move
+from bridle.train.draws import Draws
+from bridle.train.engine import Phase, StepResult, move
 from bridle.train.parallel import share_bad
 from bridle.train.run import Run
 from bridle.train.stored_codes import CodeTable

@@ -28,7 +28,8 @@ from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback
-from bridle.train.engine import Draws, Phase
+from bridle.train.draws import Draws
+from bridle.train.engine import Phase
 from bridle.train.finetune import Tuned, finetune, finetune_phase, layer_scale
 from bridle.train.optim import build_optimizer, set_rate
 from bridle.train.run import Run, open_machine
