@@ -35,7 +35,7 @@ def export(
 
     Example:  bridle export runs/c10 --out models/c10 --onnx --data-licence "CC BY 4.0"
     """
-    from bridle.export.command import export_model
+    from bridle.export.onnx import export_model
     from bridle.infer.model import load
 
     model = load(run, iteration=iteration, device="cpu")

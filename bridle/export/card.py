@@ -6,64 +6,65 @@ Everything comes from the config and from what was measured; what is not known i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from bridle.config import Config
 from bridle.data.modality import modality_of
+from bridle.export.load import Trained
 from bridle.report.numbers import decimal, percent, thousands
-from bridle.report.runs import items, main_score, mapping, number, score_name, whole
+from bridle.report.runs import items, main_score, mapping, number, score_name
 
 UNKNOWN = "not stated; ask whoever trained the model before you use it beyond research"
-BASELINES = {"raw": "raw features", "untrained": "untrained encoder", "classical": "whitened k-means"}
+BASELINES = {"raw": "raw input", "untrained": "untrained encoder", "classical": "whitened k-means"}
 
 
-def model_card(config: Config, about: Mapping[str, Any]) -> str:
-    """The README.md of an exported folder; `about` is its config.json."""
-    parts = [_head(config, about), _summary(config, about), _use(about), _data(config, about)]
-    parts += [_training(config, about), _scores(about), _codebooks(about), _files(about)]
-    return "\n".join("\n".join(part) + "\n" for part in (list(lines) for lines in parts) if part)
+def model_card(trained: Trained) -> str:
+    """The README.md of an exported folder."""
+    sections = (_head, _summary, _use, _data, _training, _scores, _codebooks, _files)
+    written = (list(section(trained)) for section in sections)
+    return "\n".join("\n".join(lines) + "\n" for lines in written if lines)
 
 
-def _head(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
+def _head(trained: Trained) -> Iterator[str]:
     yield "---"
     yield "library_name: bridle"
-    yield f"pipeline_tag: {modality_of(config).task}"
-    codes = "" if about.get("tokenizer") is None else "residual-quantization, "
+    yield f"pipeline_tag: {modality_of(trained.config).task}"
+    codes = "" if trained.own_tokenizer is None else "residual-quantization, "
     yield f"tags: [self-supervised, {codes}bridle]"
-    yield f"model_name: {json.dumps(config.name)}"  # JSON is YAML
+    yield f"model_name: {json.dumps(trained.config.name)}"  # JSON is YAML
     yield "---"
 
 
-def _summary(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
-    geometry, imported = config.geometry, mapping(about.get("imported"))
+def _summary(trained: Trained) -> Iterator[str]:
+    config, facts, tokenizer = trained.config, trained.facts, trained.own_tokenizer
+    geometry, imported = config.geometry, facts.imported
     yield f"# {plain(config.name)}"
     yield ""
     if imported:
         yield "An encoder whose weights come from elsewhere, in the form of bridle."
         yield f"From {plain(imported.get('file'))} (SHA-256 {plain(imported.get('sha256'))})."
         yield "It has no tokenizer: it gives features, not codes."
-    elif about.get("tokenizer") is None:
+    elif tokenizer is None:
         yield "An encoder that was trained without labels to predict the patches that it does not see."
         yield "It has no tokenizer: it gives features, not codes."
     else:
         yield "An encoder that was trained without labels to predict the codes of a residual-quantization tokenizer,"
-        yield f"and that tokenizer, after iteration {whole(about.get('iteration'))}."
+        yield f"and that tokenizer, after iteration {facts.iteration}."
     yield ""
     size = "×".join(map(str, geometry.input))
     channels = "1 channel" if geometry.channels == 1 else f"{geometry.channels} channels"
     yield f"- input: {channels}, {size}, in patches of {'×'.join(map(str, geometry.patch))}"
     yield f"- encoder: width {config.encoder.width}, {config.encoder.depth} blocks, {config.encoder.heads} heads"
-    if about.get("tokenizer") is not None:
+    if tokenizer is not None:
         sizes = ", ".join(map(str, config.quantizer.sizes))
-        yield f"- tokenizer ({plain(about.get('tokenizer'))}): {config.quantizer.codebooks} codebooks of {sizes} codes"
-    counts = ", ".join(f"{plain(name)} {thousands(count)}" for name, count in mapping(about.get("parameters")).items())
-    stored = "float16, codebooks float32" if about.get("half") else "float32"
+        kind = "trained" if tokenizer.is_trained else "cold start"
+        yield f"- tokenizer ({kind}): {config.quantizer.codebooks} codebooks of {sizes} codes"
+    counts = ", ".join(f"{name} {thousands(count)}" for name, count in trained.parameter_counts().items())
+    stored = "float16, codebooks float32" if facts.half else "float32"
     yield f"- parameters: {counts}; stored as {stored}"
 
 
-def _use(about: Mapping[str, Any]) -> Iterator[str]:
-    tokens = about.get("tokenizer") is not None
+def _use(trained: Trained) -> Iterator[str]:
+    tokens = trained.own_tokenizer is not None
     yield "## How to load it"
     yield "```python"
     yield "import bridle"
@@ -76,25 +77,26 @@ def _use(about: Mapping[str, Any]) -> Iterator[str]:
     yield "```bash"
     if tokens:
         yield "bridle tokenize this-folder FILES --out codes.npz"
-    yield "bridle embed this-folder FILES --out features.npz --pool mean"
+    yield "bridle embed this-folder FILES --out features.npz"
     yield "```"
 
 
-def _data(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
-    name = about.get("data")
+def _data(trained: Trained) -> Iterator[str]:
+    config, name = trained.config, trained.facts.data
     yield "## Data"
     yield f"- trained on: {modality_of(config).items}" + (f", {plain(name)}" if name else "")
-    yield f"- licence of the data: {plain(about.get('data_licence') or UNKNOWN)}"
+    yield f"- licence of the data: {plain(trained.facts.data_licence or UNKNOWN)}"
     mean, std = config.data.mean, config.data.std
     if mean is not None and std is not None:
         shown = [", ".join(f"{value:.4g}" for value in values) for values in (mean, std)]
         yield f"- normalised by mean {shown[0]} and std {shown[1]}; `model.encode` does it"
 
 
-def _training(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
-    if about.get("imported"):
+def _training(trained: Trained) -> Iterator[str]:
+    config, facts = trained.config, trained.facts
+    if facts.imported:
         yield "## What was fitted"
-        for note in items(mapping(about["imported"]).get("notes")):
+        for note in items(facts.imported.get("notes")):
             yield f"- {plain(note)}"
         return
     yield "## Training"
@@ -102,29 +104,28 @@ def _training(config: Config, about: Mapping[str, Any]) -> Iterator[str]:
     yield "To train it again: `bridle pretrain config.yaml --out runs/again`" + (
         " with `data.root=FOLDER`." if modality_of(config).reads_files else "."
     )
-    versions = ", ".join(f"{plain(key)} {plain(value)}" for key, value in mapping(about.get("made_with")).items())
+    versions = ", ".join(f"{plain(key)} {plain(value)}" for key, value in facts.made_with.items())
     if versions:
         yield f"Made with {versions}."
 
 
-def _scores(about: Mapping[str, Any]) -> Iterator[str]:
-    evaluation = mapping(about.get("evaluation"))
+def _scores(trained: Trained) -> Iterator[str]:
+    facts = trained.facts
+    evaluation = mapping(facts.evaluation)
     probe = mapping(evaluation.get("probe"))
     if not probe:
-        if not about.get("imported"):
+        if not facts.imported:
             yield "## Scores"
             yield "No evaluation is stored with this model."
         return
     yield "## Scores"
     kinds = {"validation": "validation items", "folds": "all items, in folds"}
-    scored = kinds.get(str(about.get("probed_on")), "test items")
+    scored = kinds.get(facts.probed_on, "test items")
     yield f"Linear probe on frozen features, {score_name(probe)} on {scored}, with its 95 % interval."
     yield ""
     yield f"| features | score | interval | {scored} |"
     yield "|---|---|---|---|"
-    named = {
-        BASELINES[key]: mapping(value) for key, value in mapping(about.get("baselines")).items() if key in BASELINES
-    }
+    named = {BASELINES[key]: mapping(value) for key, value in facts.baselines.items() if key in BASELINES}
     for name, scores in {**named, "this model": probe}.items():
         low, high = (percent(value) for value in [*items(scores.get("interval")), None, None][:2])
         row = f"{percent(main_score(scores))} % | {low}–{high} | {thousands(scores.get('test_items'))}"
@@ -134,8 +135,8 @@ def _scores(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"Chance is {percent(probe.get('chance'))} %. One seed: small gaps mean nothing."
 
 
-def _codebooks(about: Mapping[str, Any]) -> Iterator[str]:
-    stages = [mapping(stage) for stage in items(mapping(about.get("evaluation")).get("codebooks"))]
+def _codebooks(trained: Trained) -> Iterator[str]:
+    stages = [mapping(stage) for stage in items(mapping(trained.facts.evaluation).get("codebooks"))]
     if not stages:
         return
     yield "## Codebooks"
@@ -149,8 +150,8 @@ def _codebooks(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"| {place} | {' | '.join(shown)} |"
 
 
-def _files(about: Mapping[str, Any]) -> Iterator[str]:
-    graphs = mapping(about.get("graphs"))
+def _files(trained: Trained) -> Iterator[str]:
+    graphs = trained.facts.graphs
     if not graphs:
         return
     yield "## Graphs"

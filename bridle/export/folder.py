@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TypedDict
 
 import torch
 from safetensors.torch import save_file
@@ -34,18 +34,33 @@ from bridle.runs.checkpoint import EXPORTED, MANIFEST
 
 WEIGHTS, SETTINGS, CARD = "model.safetensors", "config.yaml", "README.md"
 LOADED = (WEIGHTS, SETTINGS, EXPORTED, MANIFEST)  # what loading needs
-Extra = Callable[[Path], Mapping[str, Any]]  # writes further files into the folder and says how they were checked
+
+
+class GraphNote(TypedDict):
+    """What config.json says of the file of a graph."""
+
+    inputs: list[str]
+    output: str
+    check: str  # how far it agrees with torch
+
+
+WriteGraphs = Callable[[Path], Mapping[str, GraphNote]]  # writes files of graphs into a folder
 
 
 def write_folder(
-    out: Path, trained: Trained, *, half: bool = False, overwrite: bool = False, extras: Sequence[Extra] = ()
+    out: Path,
+    trained: Trained,
+    *,
+    half: bool = False,
+    overwrite: bool = False,
+    graph_writers: Sequence[WriteGraphs] = (),
 ) -> Trained:
-    """Write the folder `out`; what comes back is the model as the folder holds it."""
+    """Write the folder `out`; returns the model as the folder holds it."""
     require_free(out, overwrite=overwrite)
     trained = as_stored(trained, half=half)
     try:
         with replacing_folder(out, unique=True) as temporary:
-            trained = _fill(temporary, trained, half=half, extras=extras)
+            trained = _fill(temporary, trained, half=half, graph_writers=graph_writers)
     except OSError as error:
         raise CheckpointError(
             f"{quoted(out)} could not be written ({error.strerror or error}); nothing is left of it. Free some space "
@@ -54,17 +69,17 @@ def write_folder(
     return trained
 
 
-def _fill(temporary: Path, trained: Trained, *, half: bool, extras: Sequence[Extra]) -> Trained:
+def _fill(temporary: Path, trained: Trained, *, half: bool, graph_writers: Sequence[WriteGraphs]) -> Trained:
     """Write all files of the folder, the manifest last."""
     save_file(_tensors(trained, half=half), temporary / WEIGHTS, metadata={"format": "pt"})
     (temporary / SETTINGS).write_text(dump_config(trained.config), encoding="utf-8")
     shutil.copymode(temporary / SETTINGS, temporary / WEIGHTS)  # safetensors makes files that only we may read
-    graphs: dict[str, Any] = {}
-    for extra in extras:
-        graphs |= extra(temporary)
+    graphs: dict[str, GraphNote] = {}
+    for write in graph_writers:
+        graphs |= write(temporary)
     trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
     write_json(temporary / EXPORTED, description(trained))
-    (temporary / CARD).write_text(model_card(trained.config, description(trained)), encoding="utf-8")
+    (temporary / CARD).write_text(model_card(trained), encoding="utf-8")
     write_json(temporary / MANIFEST, _manifest(temporary, graphs))
     return trained
 
@@ -81,7 +96,7 @@ def require_free(out: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{quoted(out)} exists; give --overwrite to replace it, or another --out.")
 
 
-def description(trained: Trained) -> dict[str, Any]:
+def description(trained: Trained) -> dict[str, object]:
     """What config.json says."""
     geometry, config = trained.config.geometry, trained.config
     kind = "trained" if trained.own_tokenizer is not None and trained.own_tokenizer.is_trained else "cold start"
@@ -93,10 +108,7 @@ def description(trained: Trained) -> dict[str, Any]:
         "name": config.name,
         "geometry": geometry.model_dump(mode="json"),
         "tokenizer": None if trained.own_tokenizer is None else kind,
-        "parameters": {
-            name: sum(parameter.numel() for parameter in module.parameters())
-            for name, module in trained.modules().items()
-        },
+        "parameters": trained.parameter_counts(),
         **{key: list(value) if isinstance(value, tuple) else value for key, value in trained.facts._asdict().items()},
     }
 
@@ -143,8 +155,8 @@ def _is_halved(name: str, value: Tensor) -> bool:
     return value.dtype == torch.float32 and ".quantizer." not in name
 
 
-def _manifest(folder: Path, graphs: Iterable[str]) -> dict[str, Any]:
-    def entries(names: Iterable[str]) -> dict[str, Any]:
+def _manifest(folder: Path, graphs: Iterable[str]) -> dict[str, object]:
+    def entries(names: Iterable[str]) -> dict[str, object]:
         return {name: fingerprint(folder / name) for name in names}
 
     return {"format": FORMAT, "files": entries((WEIGHTS, SETTINGS, EXPORTED)), "graphs": entries(graphs)}

@@ -60,6 +60,10 @@ class Trained(NamedTuple):
         named: dict[str, nn.Module | None] = {"encoder": self.encoder, "tokenizer": self.own_tokenizer}
         return {name: module for name, module in named.items() if module is not None}
 
+    def parameter_counts(self) -> dict[str, int]:
+        """Numbers of parameters by network."""
+        return {name: sum(p.numel() for p in module.parameters()) for name, module in self.modules().items()}
+
 
 def restore_trained(config: Config, loaded: Loaded, facts: Facts) -> Trained:
     """Encoder and tokenizer as a checkpoint or an exported folder holds them; nothing else is built."""

@@ -97,7 +97,7 @@ def test_the_card_tells_scores_health_licence_and_use(model: Model, folder: Path
     assert evaluation is not None
     accuracy = evaluation["probe"]["accuracy"]
     assert f"| this model | {100 * accuracy:.1f} % |" in card
-    assert "| raw features |" in card
+    assert "| raw input |" in card
     assert "| untrained encoder |" in card
     assert "licence of the data: CC BY 4.0" in card
     assert "| 4 | 16 |" in card  # the fourth codebook and its codes

@@ -12,9 +12,8 @@ from conftest import SMALL
 from bridle.config import load_config
 from bridle.errors import UsageError
 from bridle.export import onnx
-from bridle.export.command import export_model
-from bridle.export.graphs import graphs_of
 from bridle.export.load import Trained, facts_of_nets
+from bridle.export.onnx import export_model, graphs_of
 from bridle.infer.model import Model
 from bridle.models.build import build_cold_start, build_encoder, build_vit_tokenizer
 from bridle.models.tokenizer import Tokenizer
