@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bridle.bench.step import MODALITIES, REPEATS, ROWS, SIZES, bench_run, model_config, start_codes
+from bridle.bench.step import MODALITIES, SIZES, bench_run, chosen_model, start_codes
 from bridle.bench.timing import describe_machine, one_thread
 from bridle.config import Config
 from bridle.data.arrays.memory import TensorSource
@@ -80,8 +80,9 @@ def main() -> int:
         print(f"expected one of {', '.join(MODALITIES)} and one of {', '.join(SIZES)}", file=sys.stderr)
         return 2
     with one_thread():
-        parts = measure(model_config(modality, size), rows=ROWS[size], repeats=REPEATS[size])
-        print(f"{modality} {size}, {ROWS[size]} rows; {describe_machine()}")
+        model = chosen_model(modality, size)
+        parts = measure(model.config, rows=model.rows, repeats=model.repeats)
+        print(f"{model.name}, {model.rows} rows; {describe_machine()}")
     for part, seconds in parts.items():
         print(f"{part:<12} {seconds:.4f} CPU s  {100 * seconds / sum(parts.values()):5.1f} %")
     return 0

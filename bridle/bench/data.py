@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridle.bench.step import bench_run, start_codes, stepper
-from bridle.bench.timing import Tell, describe_machine
+from bridle.bench.timing import Tell, describe_machine, markdown_table
 from bridle.config import Config
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Loader
@@ -100,13 +100,11 @@ class DataTable:
         return line
 
     def to_markdown(self) -> str:
-        lines = ["| what | samples/s | × model |", "|---|---:|---:|"]
-        for rate in self.data:
-            who = "loading, no workers" if rate.workers == 0 else f"loading, {rate.workers} worker(s)"
-            lines.append(f"| {who} | {rate.per_second:.1f} | {rate.per_second / self.model.per_second:.2f} |")
-        step = f"encoder step, {self.model.rows} of {self.batch} rows, {self.device}"
-        lines.append(f"| {step} | {self.model.per_second:.1f} | 1.00 |")
-        return "\n".join([*lines, "", self.verdict(), "", f"{self.name}: {self.machine}", ""])
+        rates = {f"loading, {rate.workers or 'no'} worker(s)": rate.per_second for rate in self.data}
+        rates[f"encoder step, {self.model.rows} of {self.batch} rows, {self.device}"] = self.model.per_second
+        rows = [(who, f"{rate:.1f}", f"{rate / self.model.per_second:.2f}") for who, rate in rates.items()]
+        table = markdown_table(("what", "samples/s", "× model"), rows)
+        return f"{table}\n{self.verdict()}\n\n{self.name}: {self.machine}\n"
 
 
 def run(

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, one_thread
+from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, markdown_table, one_thread
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.kmeans import lloyd
 
@@ -54,24 +53,23 @@ class BenchRow(NamedTuple):
     milliseconds: float  # CPU time, median
     extra_mb: float | None  # peak resident memory beyond what was there; None where it cannot be measured
 
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        extra = "–" if self.extra_mb is None else f"{self.extra_mb:.1f}"
+        met = "met" if self.ratio <= BUDGETS[self.work] else "missed"
+        budget = f"≤ {BUDGETS[self.work]}: {met}" if self.who == "bridle" else ""
+        return self.work, self.who, f"{self.size:,}", f"{self.ratio:.2f}", f"{self.milliseconds:.1f}", extra, budget
 
-@dataclass(frozen=True)
-class BenchTable:
+
+class BenchTable(NamedTuple):
     """Rows in the order measured, and what they were measured on."""
 
     rows: tuple[BenchRow, ...]
     machine: str
 
     def to_markdown(self) -> str:
-        head = "| work | vectors | who | ×GEMM | CPU ms | extra MB | budget |"
-        lines = [head, "|---|---:|---|---:|---:|---:|---|"]
-        for row in self.rows:
-            extra = "–" if row.extra_mb is None else f"{row.extra_mb:.1f}"
-            met = "met" if row.ratio <= BUDGETS[row.work] else "missed"
-            budget = f"≤ {BUDGETS[row.work]}: {met}" if row.who == "bridle" else ""
-            cells = (row.work, f"{row.size:,}", row.who, f"{row.ratio:.2f}", f"{row.milliseconds:.1f}", extra, budget)
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n".join([*lines, "", self.machine, ""])
+        head = ("work", "who", "vectors", "×GEMM", "CPU ms", "extra MB", "budget")
+        return f"{markdown_table(head, (row.cells() for row in self.rows), words=2)}\n{self.machine}\n"
 
 
 def run(

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, one_thread
+from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, markdown_table, one_thread
 from bridle.config import Config, load_config
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
@@ -46,7 +45,6 @@ PAPER = {"audio": "audioset2m", "image": "imagenet1k", "video": "kinetics400"}  
 MODALITIES = tuple(PAPER)
 ROWS = {"tiny": 32, "small": 4, "base": 2}
 REPEATS = {"tiny": 11, "small": 7, "base": 3}
-DEFAULT = tuple((modality, size) for size in SIZES for modality in MODALITIES)
 BUDGETS = {"live": 0.90, "reused": 0.60}  # of the plain step
 GEMM_SIZE = 768
 
@@ -111,73 +109,68 @@ class StepRow(NamedTuple):
     def verdict(self, who: str) -> str:
         return f"{self.ratio(who):.2f} ({'met' if self.ratio(who) <= BUDGETS[who] else 'missed'})"
 
+    def cells(self) -> tuple[str, ...]:
+        """The row of the table."""
+        extra = "–" if self.extra_mb is None else f"{self.extra_mb:.0f}"
+        ratios = self.verdict("live"), self.verdict("reused"), f"{self.ratio('reused', 'live'):.2f}"
+        return self.name, str(self.rows), *ratios, f"{self.seconds('live'):.3f}", f"{self.utilisation:.2f}", extra
 
-@dataclass(frozen=True)
-class StepTable:
+
+class StepTable(NamedTuple):
     """Rows in the order measured, and what they were measured on."""
 
     rows: tuple[StepRow, ...]
     machine: str
 
     def to_markdown(self) -> str:
-        lines = [
-            f"| model | rows | live / plain (≤ {BUDGETS['live']}) | reused / plain (≤ {BUDGETS['reused']}) "
-            "| reused / live | live, CPU s | GEMM | extra MB |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for row in self.rows:
-            extra = "–" if row.extra_mb is None else f"{row.extra_mb:.0f}"
-            cells = (
-                row.name, str(row.rows), row.verdict("live"), row.verdict("reused"),
-                f"{row.ratio('reused', 'live'):.2f}", f"{row.seconds('live'):.3f}", f"{row.utilisation:.2f}", extra,
-            )  # fmt: skip
-            lines.append(f"| {' | '.join(cells)} |")
-        return "\n".join([*lines, "", self.machine, ""])
+        budgets = (f"{who} / plain (≤ {BUDGETS[who]})" for who in ("live", "reused"))
+        head = ("model", "rows", *budgets, "reused / live", "live, CPU s", "GEMM", "extra MB")
+        return f"{markdown_table(head, (row.cells() for row in self.rows))}\n{self.machine}\n"
 
 
-def run(
-    chosen: Sequence[tuple[str, str]] = DEFAULT, *, repeats: int | None = None, tell: Tell = lambda text: None
-) -> StepTable:
-    """Measure models given as (modality, size)."""
+class Measured(NamedTuple):
+    """A model to be measured."""
+
+    name: str
+    config: Config
+    rows: int
+    repeats: int
+
+
+def chosen_model(modality: str, size: str, repeats: int | None = None) -> Measured:
+    """The user's recipe of a modality in a size; base models have the paper's inputs."""
+    config = load_config(PAPER[modality] if size == "base" else modality, [] if size == "base" else [f"size={size}"])
+    return Measured(f"{modality} {size}", config, ROWS[size], repeats or REPEATS[size])
+
+
+def run(models: Iterable[Measured], *, tell: Tell = lambda text: None) -> StepTable:
+    """Measure one model after the other."""
     rows = []
     with one_thread():
-        for modality, size in chosen:
-            tell(f"{modality} {size}, {ROWS[size]} rows, {repeats or REPEATS[size]} turns")
-            config = model_config(modality, size)
-            rows.append(measure(config, f"{modality} {size}", rows=ROWS[size], repeats=repeats or REPEATS[size]))
+        for model in models:
+            tell(f"{model.name}, {model.rows} rows, {model.repeats} turns")
+            rows.append(measure(model))
         return StepTable(tuple(rows), describe_machine())
 
 
-def run_recipe(config: Config, *, rows: int, repeats: int, tell: Tell = lambda text: None) -> StepTable:
-    """Measure the model of a config."""
-    with one_thread():
-        tell(f"{config.name}, {rows} rows, {repeats} turns")
-        return StepTable((measure(config, config.name, rows=rows, repeats=repeats),), describe_machine())
-
-
-def model_config(modality: str, size: str) -> Config:
-    """The user's recipe of a modality in a size; base models have the paper's inputs."""
-    return load_config(PAPER[modality] if size == "base" else modality, [] if size == "base" else [f"size={size}"])
-
-
-def measure(config: Config, name: str, *, rows: int, repeats: int) -> StepRow:
-    """One model: alternate plain, live and reused steps with a bare product between them."""
-    with prepared(config, rows) as steps:
+def measure(model: Measured) -> StepRow:
+    """Alternate plain, live and reused steps of a model with a bare product between them."""
+    with prepared(model.config, model.rows) as steps:
         for call in steps.values():
             call()  # the first step allocates; the first reused one finds the codes
         extra = extra_memory(steps["live"])
         a = torch.randn(GEMM_SIZE, GEMM_SIZE, generator=generator("bench"))
         out = torch.empty_like(a)
         times: dict[str, list[float]] = {who: [] for who in (*steps, "gemm")}
-        for _ in range(repeats):
+        for _ in range(model.repeats):
             for who, call in steps.items():
                 times["gemm"].append(cpu_seconds(lambda: torch.mm(a, a, out=out)))
                 times[who].append(cpu_seconds(call))
     return StepRow(
-        name=name,
-        rows=rows,
+        name=model.name,
+        rows=model.rows,
         turns={who: times[who] for who in steps},
-        operations=encoder_step(config, rows=rows).total.operations,
+        operations=encoder_step(model.config, rows=model.rows).total.operations,
         gemm=2 * GEMM_SIZE**3 / statistics.median(times["gemm"]),
         extra_mb=extra,
     )

@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
@@ -16,6 +16,12 @@ import torch
 
 Call = Callable[[], object]
 Tell = Callable[[str], None]  # hears what is measured next
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1) -> str:
+    """A Markdown table whose first `words` columns are text and the others numbers."""
+    lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def cpu_seconds(call: Call) -> float:
@@ -75,8 +81,6 @@ def describe_machine(libraries: Sequence[str] = ()) -> str:
 
 def processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -23,25 +23,32 @@ def doctor() -> None:
         typer.echo(f"{name:<12} {finding}")
 
 
+def _tell(text: str) -> None:
+    typer.echo(f"measuring {text}", err=True)
+
+
+def _show(table: str, out: Path | None) -> None:
+    """Print a table, and write it to a file if one is named."""
+    typer.echo(table)
+    if out is not None:
+        out.write_text(table, encoding="utf-8")
+        typer.echo(f"wrote {out}")
+
+
 @bench_app.command("quantizer")
 def bench_quantizer(
     out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small size, few repeats.")] = False,
 ) -> None:
-    """Compare the quantizer with bare matrix products and other libraries.
+    """Compare the quantizer with bare matrix products.
 
     Example:  bridle bench quantizer --out quantizer.md
     """
     from bridle.bench import quantizer
 
-    def tell(text: str) -> None:
-        typer.echo(f"measuring {text}", err=True)
-
-    table = quantizer.run(sizes=(8192,), repeats=3, tell=tell) if quick else quantizer.run(tell=tell)
-    typer.echo(table.to_markdown())
-    if out is not None:
-        out.write_text(table.to_markdown(), encoding="utf-8")
-        typer.echo(f"wrote {out}")
+    table = quantizer.run(sizes=(8192,), repeats=3, tell=_tell) if quick else quantizer.run(tell=_tell)
+    _show(table.to_markdown(), out)
+    typer.echo("With other libraries: python benchmarks/quantizer_libraries.py, in bridle's repository.")
 
 
 @bench_app.command("data")
@@ -61,11 +68,7 @@ def bench_data(
     make_precision_safe(config.runtime.precision)
     from bridle.bench import data
 
-    table = data.run(config, seconds=seconds, tell=lambda text: typer.echo(f"measuring {text}", err=True))
-    typer.echo(table.to_markdown())
-    if out is not None:
-        out.write_text(table.to_markdown(), encoding="utf-8")
-        typer.echo(f"wrote {out}")
+    _show(data.run(config, seconds=seconds, tell=_tell).to_markdown(), out)
 
 
 @bench_app.command("step")
@@ -79,7 +82,7 @@ def bench_step(
     repeats: Annotated[int | None, typer.Option(min=1, help="Repeats; default: by model size.")] = None,
     out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
 ) -> None:
-    """Compare an encoder step with a plain one: time by part, memory, reused codes.
+    """Compare an encoder step with a plain one: ratios, memory, reused codes.
 
     Example:  bridle bench step --size tiny --modality image
     """
@@ -88,20 +91,12 @@ def bench_step(
     config = None if recipe is None else load_config(recipe)
     from bridle.bench import step
 
-    def tell(text: str) -> None:
-        typer.echo(f"measuring {text}", err=True)
-
+    for name, given, known in (("--size", size, step.SIZES), ("--modality", modality, step.MODALITIES)):
+        if wrong := [value for value in given or () if value not in known]:
+            raise UsageError(f"{name} {wrong[0]!r}: expected one of {', '.join(known)}.")
     if config is not None:
-        table = step.run_recipe(config, rows=rows, repeats=repeats or 5, tell=tell)
+        models = [step.Measured(config.name, config, rows, repeats or 5)]
     else:
-        for name, given, known in (("--size", size, step.SIZES), ("--modality", modality, step.MODALITIES)):
-            if wrong := [value for value in given or () if value not in known]:
-                raise UsageError(f"{name} {wrong[0]!r}: expected one of {', '.join(known)}.")
-        chosen: list[tuple[str, str]] = list(step.DEFAULT)
-        if size or modality:
-            chosen = [(m, s) for s in size or ("tiny", "small") for m in modality or step.MODALITIES]
-        table = step.run(chosen, repeats=repeats, tell=tell)
-    typer.echo(table.to_markdown())
-    if out is not None:
-        out.write_text(table.to_markdown(), encoding="utf-8")
-        typer.echo(f"wrote {out}")
+        sizes = size or (["tiny", "small"] if modality else step.SIZES)
+        models = [step.chosen_model(m, s, repeats) for s in sizes for m in modality or step.MODALITIES]
+    _show(step.run(models, tell=_tell).to_markdown(), out)

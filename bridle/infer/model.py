@@ -1,47 +1,31 @@
-"""A trained model in the hand: features and codes of arrays and of files.
+"""A trained model: features and codes of arrays and of files of any length, exports, the hub.
 
-Shapes: x (B, C, *input) in the units of the data (images in 0 … 1); z (B, T, D); codes (B, T, M). Results of files are
-numpy arrays with one row per token, see `files`.
+Results of files are numpy arrays with one row per token, see `files`; methods on arrays are those of `FrozenNetworks`.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Unpack, cast, overload
+from typing import Any, Unpack, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bridle.config import Config
 from bridle.data.build import open_reader
-from bridle.data.loading.loader import moments_tensors, normalise
-from bridle.data.modality import modality_of, settings_of
+from bridle.data.modality import modality_of
 from bridle.data.sources import Reader
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import write_folder
 from bridle.export.hub import find_model, push
 from bridle.export.load import Trained, facts_of_nets, read_trained, with_scores
-from bridle.geometry import Geometry
-from bridle.infer.arrays import (
-    ArrayLike,
-    Batch,
-    FileLike,
-    as_paths,
-    batches,
-    code_tensor,
-    is_file,
-    require_dtype,
-    token_positions,
-    waveform_file,
-)
-from bridle.infer.features import FeatureOptions, FeatureSpec, PoolOptions, choose_features, probe_features
+from bridle.infer.arrays import ArrayLike, FileLike, as_paths, code_tensor, is_file, waveform_file
+from bridle.infer.features import FeatureOptions
 from bridle.infer.files import (
     Collector,
     Compute,
@@ -54,17 +38,16 @@ from bridle.infer.files import (
     name_of,
     stream_file,
 )
+from bridle.infer.frozen import ARRAY_BATCH, FrozenNetworks
 from bridle.machine import choose_device
 from bridle.models.build import Nets
 from bridle.models.detokenizer import Detokenizer
-from bridle.models.tokenizer import Tokenizer
 
 BATCH = 16  # windows that go through the networks together
-ARRAY_BATCH = 64  # inputs of an array that do
 
 
-class Model:
-    """Encoder and tokenizer of a run, frozen, with the normalisation they were trained with."""
+class Model(FrozenNetworks):
+    """Encoder and tokenizer of a run, with the reader of its files."""
 
     def __init__(
         self,
@@ -79,20 +62,10 @@ class Model:
 
         `folder` is the run or exported folder the model was read from, where a detokenizer is looked for.
         """
+        super().__init__(nets, config, device=device, dtype=dtype)
         self.folder = folder
-        self.config, self.dtype = config, require_dtype(dtype, device)
-        self.geometry: Geometry = config.geometry.build()
-        self.device = device
-        self.encoder, self.own_tokenizer = nets.encoder, nets.own_tokenizer
         self.facts = nets.facts if isinstance(nets, Trained) else facts_of_nets(nets.own_tokenizer)
         self.run = nets.run if isinstance(nets, Trained) else None
-        for module in self._networks():
-            module.requires_grad_(False).eval().to(device)
-        self.encoder.to(dtype)
-        self.tokenizer_dtype = torch.float32 if self.own_tokenizer is None else self.own_tokenizer.cast(dtype)
-        if config.data.mean is None or config.data.std is None:
-            raise UsageError(f"run {config.name!r} has no normalisation statistics in its config.")
-        self.mean, self.std = moments_tensors(config.data.mean, config.data.std)
 
     @classmethod
     def from_pretrained(cls, name: str | Path, *, device: str = "auto") -> Model:
@@ -110,8 +83,8 @@ class Model:
         self, repo_id: str, *, data_licence: str | None = None, half: bool = False, private: bool = False
     ) -> str:
         """Put the model on the Hugging Face hub as `owner/name`; the address of the upload."""
-        with TemporaryDirectory() as place:
-            folder = self.save_pretrained(Path(place) / "model", data_licence=data_licence, half=half)
+        with TemporaryDirectory() as temporary:
+            folder = self.save_pretrained(Path(temporary) / "model", data_licence=data_licence, half=half)
             return push(folder, repo_id, private=private)
 
     def trained(self, *, data_licence: str | None = None) -> Trained:
@@ -119,76 +92,6 @@ class Model:
         licence = data_licence or self.facts.data_licence
         facts = self.facts._replace(data_licence=licence)
         return with_scores(Trained(self.encoder, self.own_tokenizer, self.config, facts, self.run))
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; an encoder from elsewhere, or one that was trained to predict patches, has none."""
-        if self.own_tokenizer is None:
-            raise UsageError(
-                f"model {quoted(self.config.name)} has no tokenizer, so it gives no codes; use encode or "
-                "`bridle embed`, or a run with loss.target=codes."
-            )
-        return self.own_tokenizer
-
-    def _networks(self) -> list[nn.Module]:
-        return [self.encoder] if self.own_tokenizer is None else [self.encoder, self.own_tokenizer]
-
-    def __repr__(self) -> str:
-        geometry, config = self.geometry, self.config
-        size, patch = ("×".join(map(str, sizes)) for sizes in (geometry.input, geometry.patch))
-        codes = "none" if self.own_tokenizer is None else " × ".join(map(str, config.quantizer.sizes))
-        lines = [
-            f"Model({config.name!r}, {config.data.source}, on {self.device}, {str(self.dtype).removeprefix('torch.')})",
-            f"  input     {geometry.channels} × {size}, patches {patch}: {geometry.tokens} tokens",
-            f"  encoder   width {self.encoder.width}, {self.encoder.depth} blocks",
-            f"  codes     {codes}",
-            f"  features  {self.probe_spec.describe()}",
-        ]
-        return "\n".join(lines)
-
-    @overload
-    def encode(
-        self,
-        x: ArrayLike,
-        *,
-        valid: ArrayLike | None = ...,
-        layers: int | None = ...,
-        batch: int = ...,
-        **pooling: Unpack[PoolOptions],
-    ) -> Tensor: ...
-    @overload
-    def encode(
-        self,
-        x: ArrayLike,
-        *,
-        valid: ArrayLike | None = ...,
-        layers: Sequence[int],
-        batch: int = ...,
-        **pooling: Unpack[PoolOptions],
-    ) -> tuple[Tensor, ...]: ...
-    @torch.no_grad()
-    def encode(
-        self,
-        x: ArrayLike,
-        *,
-        valid: ArrayLike | None = None,
-        layers: int | Sequence[int] | None = None,
-        batch: int = ARRAY_BATCH,
-        **pooling: Unpack[PoolOptions],
-    ) -> Tensor | tuple[Tensor, ...]:
-        """Features of every token: (B, C, *input) -> (B, T, D) float32, `batch` inputs at a time; see `arrays` for x.
-
-        `valid` (B, T) is False on padding. `layers` takes the output of a block (1 to depth; only the last is
-        normalised), or of several. `pool`: "mean" over the real tokens gives (B, D); "axis" keeps grid axis `axis` and
-        gives (B, grid[axis] · D); `deviation=True` puts as many standard deviations behind; "class" is the class token
-        (B, D); "probe" is what the run's probe used. Token t lies at `token_positions[t]`.
-        """
-        several = isinstance(layers, Sequence)
-        chosen = layers if isinstance(layers, Sequence) else [layers if layers is None else int(layers)]
-        specs = [self.features(layer=layer, **pooling) for layer in chosen]
-        pieces = [self._encoded(piece, specs) for piece in self._batches(x, valid, batch)]
-        joined = tuple(torch.cat(same) for same in zip(*pieces, strict=True))
-        return joined if several else joined[0]
 
     def embed(
         self, inputs: ArrayLike | FileLike | Iterable[FileLike], *, batch: int = BATCH, workers: int = 0
@@ -204,77 +107,8 @@ class Model:
             return self.encode_file(inputs, pool="probe", batch=batch).z
         files = cast("Iterable[FileLike]", inputs)
         vectors = [found.z for found in self.encode_files(files, pool="probe", batch=batch, workers=workers)]
-        return (
-            np.stack(vectors)
-            if vectors
-            else np.zeros((0, self.probe_spec.width(self.encoder.width, self.geometry.grid)), np.float32)
-        )
-
-    @torch.no_grad()
-    def tokenize(
-        self,
-        x: ArrayLike,
-        *,
-        valid: ArrayLike | None = None,
-        stages: int | None = None,
-        batch: int = ARRAY_BATCH,
-    ) -> Tensor:
-        """Codes of every token, stage by stage: (B, C, *input) -> (B, T, M), or of the first `stages` only.
-
-        `batch` inputs at a time; see `arrays` for x. Token t lies at `token_positions[t]`.
-        """
-        pieces = (
-            self.tokenizer.tokenize(
-                self._normalised(piece.x).to(self.tokenizer_dtype), valid=piece.valid, stages=stages
-            )
-            for piece in self._batches(x, valid, batch)
-        )
-        return torch.cat(list(pieces))
-
-    @torch.no_grad()
-    def decode_codes(self, codes: Tensor | NDArray[Any], *, stages: int | None = None) -> Tensor:
-        """The code vectors q of codes (…, M), summed over the first `stages`: (…, Dq)."""
-        checked = code_tensor(codes, self.config.quantizer.sizes)
-        return self.tokenizer.quantizer.decode(checked.to(self.device), stages=stages)
-
-    @torch.no_grad()
-    def decode_to_input(
-        self,
-        codes: Tensor | NDArray[Any],
-        *,
-        valid: Tensor | NDArray[Any] | None = None,
-        stages: int | None = None,
-        batch: int = ARRAY_BATCH,
-    ) -> Tensor:
-        """Inputs (B, C, *input) in the data's own units, rebuilt from codes (B, T, m) by the run's detokenizer.
-
-        m ≤ M stages may be given, and `stages` decodes only the first of them; `valid` (B, T) marks padding. A
-        detokenizer is trained with `bridle detokenizer RUN`.
-        """
-        checked = code_tensor(codes, self.config.quantizer.sizes)
-        if checked.dim() != 3 or checked.shape[1] != self.geometry.tokens or not len(checked):
-            raise UsageError(
-                f"codes have shape {list(checked.shape)}; expected (B, {self.geometry.tokens}, stages), at least one."
-            )
-        marks = None if valid is None else torch.as_tensor(valid).bool()
-        parts = []
-        for rows in torch.arange(len(checked)).split(batch):
-            some = checked[rows].to(self.device)
-            q = self.decode_codes(some, stages=stages)
-            counts = torch.full((len(some),), min(stages or some.shape[-1], some.shape[-1]), device=self.device)
-            real = None if marks is None else marks[rows].to(self.device)
-            parts.append(self.detokenizer(q, stages=counts, valid=real).cpu())
-        shape = (-1, *[1] * self.geometry.rank)
-        return torch.cat(parts) * self.std.reshape(shape) + self.mean.reshape(shape)
-
-    @cached_property
-    def detokenizer(self) -> Detokenizer:
-        """The network from codes to inputs; UsageError names the command that trains one."""
-        from bridle.infer.detokenizer import read_detokenizer
-
-        if self.folder is None:
-            raise UsageError("this model was built in memory; a detokenizer belongs to a run: use bridle.load(RUN).")
-        return read_detokenizer(self.folder, self.config, self.facts.iteration, device=self.device)
+        width = self.probe_spec.width(self.encoder.width, self.geometry.grid)
+        return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
 
     def tokenize_file(self, file: FileLike, *, stages: int | None = None, batch: int = BATCH) -> FileCodes:
         """Codes of a file of any length (a path, bytes or an open file), with the time and position of every token."""
@@ -351,15 +185,44 @@ class Model:
         for rows in stream_file(Path(path), self.reader, self.geometry, compute, batch=batch):
             yield FileFeatures(rows.values, rows.times, rows.positions, name_of(Path(path)))
 
-    @property
-    def token_positions(self) -> NDArray[np.int64]:
-        """(T, rank): the place of each token in the grid."""
-        return token_positions(self.geometry)
+    @torch.no_grad()
+    def decode_to_input(
+        self,
+        codes: Tensor | NDArray[Any],
+        *,
+        valid: Tensor | NDArray[Any] | None = None,
+        stages: int | None = None,
+        batch: int = ARRAY_BATCH,
+    ) -> Tensor:
+        """Inputs (B, C, *input) in the data's own units, rebuilt from codes (B, T, m) by the run's detokenizer.
 
-    @property
-    def token_starts(self) -> NDArray[np.int64]:
-        """(T, rank): the first frame and band, row and column, … of each token's patch in the input."""
-        return token_positions(self.geometry, patch=self.geometry.patch)
+        m ≤ M stages may be given, and `stages` decodes only the first of them; `valid` (B, T) marks padding. A
+        detokenizer is trained with `bridle detokenizer RUN`.
+        """
+        checked = code_tensor(codes, self.config.quantizer.sizes)
+        if checked.dim() != 3 or checked.shape[1] != self.geometry.tokens or not len(checked):
+            raise UsageError(
+                f"codes have shape {list(checked.shape)}; expected (B, {self.geometry.tokens}, stages), at least one."
+            )
+        marks = None if valid is None else torch.as_tensor(valid).bool()
+        found = []
+        for rows in torch.arange(len(checked)).split(batch):
+            some = checked[rows].to(self.device)
+            q = self.decode_codes(some, stages=stages)
+            counts = torch.full((len(some),), min(stages or some.shape[-1], some.shape[-1]), device=self.device)
+            real = None if marks is None else marks[rows].to(self.device)
+            found.append(self.detokenizer(q, stages=counts, valid=real).cpu())
+        shape = (-1, *[1] * self.geometry.rank)
+        return torch.cat(found) * self.std.reshape(shape) + self.mean.reshape(shape)
+
+    @cached_property
+    def detokenizer(self) -> Detokenizer:
+        """The network from codes to inputs; UsageError names the command that trains one."""
+        from bridle.infer.detokenizer import read_detokenizer
+
+        if self.folder is None:
+            raise UsageError("this model was built in memory; a detokenizer belongs to a run: use bridle.load(RUN).")
+        return read_detokenizer(self.folder, self.config, self.facts.iteration, device=self.device)
 
     @property
     def token_times(self) -> NDArray[np.float64] | None:
@@ -372,50 +235,6 @@ class Model:
     def reader(self) -> Reader:
         """Reads files as this model's data was read."""
         return open_reader(self.config)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """16 hex digits that change with anything the codes or features of a file depend on."""
-        config = self.config
-        seen = {"geometry": config.geometry, **settings_of(config)}
-        settings: dict[str, Any] = {name: section.model_dump(mode="json") for name, section in seen.items()}
-        settings["mean"], settings["std"] = self.mean.tolist(), self.std.tolist()
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        for module in self._networks():
-            for key, tensor in sorted(module.state_dict().items()):
-                digest.update(f"{key} {tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()[:16]
-
-    @property
-    def probe_spec(self) -> FeatureSpec:
-        """The features that this run's probe used, which `embed` and `bridle index` take."""
-        return probe_features(self.config)
-
-    def features(self, **options: Unpack[FeatureOptions]) -> FeatureSpec:
-        """The features that the arguments of `encode_file` name, checked."""
-        return choose_features(self.config, self.encoder, **options)
-
-    def codes_of(self, *, stages: int | None = None) -> Compute:
-        """x, valid -> codes (B, T, M) in the smallest unsigned type."""
-        books = len(self.config.quantizer.sizes)
-        if stages is not None and not 1 <= stages <= books:
-            raise UsageError(f"stages is {stages}; this model has {books} codebooks, so 1 to {books}.")
-        dtype = np.min_scalar_type(max(self.config.quantizer.sizes) - 1)
-        return lambda x, valid: self.tokenize(x, valid=valid, stages=stages).cpu().numpy().astype(dtype)
-
-    def features_of(self, spec: FeatureSpec) -> Compute:
-        """x, valid -> features (B, T, D) float32, or pooled (B, P, D), deviations behind the means."""
-
-        @torch.no_grad()
-        def compute(x: Tensor, valid: Tensor | None) -> NDArray[np.float32]:
-            (z,) = zip(*(self._encoded(piece, [spec]) for piece in self._batches(x, valid, len(x))), strict=True)
-            joined = torch.cat(z)
-            shaped = joined if spec.pool is None else joined.unflatten(1, (-1, self.encoder.width))
-            found: NDArray[np.float32] = shaped.cpu().numpy()
-            return found
-
-        return compute
 
     def _token_collector(self) -> TokenCollector:
         return TokenCollector(self.reader, self.geometry)
@@ -441,23 +260,6 @@ class Model:
                 workers=workers,
                 on_error=on_error,
             )
-
-    def _encoded(self, piece: Batch, specs: Sequence[FeatureSpec]) -> tuple[Tensor, ...]:
-        """The features that each spec asks for, from one pass; the specs differ in their layers alone."""
-        x, grid = self._normalised(piece.x).to(self.dtype), self.geometry.grid
-        wanted = [self.encoder.depth if spec.layer is None else spec.layer for spec in specs]
-        found = self.encoder.layers(x, wanted=wanted, valid=piece.valid)
-        return tuple(
-            spec.pooled(encoded, grid, piece.valid).float() for encoded, spec in zip(found, specs, strict=True)
-        )
-
-    def _batches(self, x: ArrayLike, valid: ArrayLike | None, batch: int) -> Iterator[Batch]:
-        bytes_as_unit = modality_of(self.config).is_unit_range
-        for part in batches(x, valid, self.geometry, size=batch, bytes_as_unit=bytes_as_unit):
-            yield part._replace(valid=None if part.valid is None else part.valid.to(self.device))
-
-    def _normalised(self, x: Tensor) -> Tensor:
-        return normalise(x.cpu(), mean=self.mean, std=self.std).to(self.device)
 
 
 def load(

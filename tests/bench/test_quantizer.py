@@ -19,9 +19,9 @@ def table(*ratios: float) -> BenchTable:
 
 def test_the_table_shows_ratios_budgets_and_the_machine() -> None:
     lines = table(1.5, 5.0, 1.5).to_markdown().splitlines()
-    assert lines[2] == "| assign | 8,192 | bridle | 1.50 | 12.3 | 1.0 | ≤ 2.2: met |"
-    assert lines[3] == "| train step | 8,192 | bridle | 5.00 | 12.3 | 1.0 | ≤ 4.5: missed |"
-    assert lines[5] == "| assign | 8,192 | naive cdist | 5.00 | 50.0 | – |  |"
+    assert lines[2] == "| assign | bridle | 8,192 | 1.50 | 12.3 | 1.0 | ≤ 2.2: met |"
+    assert lines[3] == "| train step | bridle | 8,192 | 5.00 | 12.3 | 1.0 | ≤ 4.5: missed |"
+    assert lines[5] == "| assign | naive cdist | 8,192 | 5.00 | 50.0 | – |  |"
     assert lines[-1] == "a machine"
 
 

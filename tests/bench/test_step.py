@@ -39,7 +39,7 @@ def test_the_plain_step_has_the_same_loss_as_ours(small: Small) -> None:
 
 def test_a_table_has_ratios_and_memory(small: Small) -> None:
     said: list[str] = []
-    table = bench.run_recipe(small(), rows=2, repeats=1, tell=said.append)
+    table = bench.run([bench.Measured("digits-tiny", small(), 2, 1)], tell=said.append)
     (row,) = table.rows
     assert row.ratio("live") == row.seconds("live") / row.seconds("plain")  # one turn
     assert 0 < row.utilisation < 1.5

@@ -16,7 +16,10 @@ POINTS: dict[str, dict[str, int]] = {
         **{"export.before_ledger": 3, "export.file_done": 3, "export.before_note": 1},
         **{"export.after_note": 1, "export.before_index": 1},
     },
-    "codes.npz": {"export.before_ledger": 3, "export.file_done": 3},
+    "codes.npz": {
+        **{"export.before_ledger": 3, "export.file_done": 3, "export.before_note": 1},
+        **{"export.after_note": 1},
+    },
 }
 
 
