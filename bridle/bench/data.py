@@ -30,7 +30,7 @@ from bridle.train.phases import encoder_phase
 from bridle.train.run import open_machine
 
 ROWS = 16  # samples a worker prepares at a time, at most
-LITTLE = 0.05  # share of a run's time; whoever loads in less needs no workers
+LITTLE = 0.05  # share of a run's time; a run that loads in less needs no workers
 
 
 class DataRate(NamedTuple):

@@ -80,7 +80,7 @@ class PlainStep:
         if self.config.encoder_phase.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.config.encoder_phase.clip)
         self.optimizer.step()
-        self.optimizer.zero_grad()  # at the end, so that whoever steps next on the same networks starts clean
+        self.optimizer.zero_grad()  # at the end, so that the next step on the same networks starts without gradients
         return loss.item()
 
 

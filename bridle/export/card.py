@@ -13,7 +13,7 @@ from bridle.export.load import Trained
 from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.runs import items, main_score, mapping, number, score_name
 
-UNKNOWN = "not stated; ask whoever trained the model before you use it beyond research"
+UNKNOWN = "not stated; ask the author of the model before you use it beyond research"
 BASELINES = {"raw": "raw input", "untrained": "untrained encoder", "classical": "whitened k-means"}
 
 
@@ -144,10 +144,10 @@ def _codebooks(trained: Trained) -> Iterator[str]:
     yield ""
     yield "| stage | codes | CUR | perplexity | ECU |"
     yield "|---|---|---|---|---|"
-    for place, stage in enumerate(stages, start=1):
+    for order, stage in enumerate(stages, start=1):
         shown = [thousands(stage.get("codes")), decimal(stage.get("usage_rate")), decimal(stage.get("perplexity"), 1)]
         shown.append(decimal(stage.get("effective_usage")))
-        yield f"| {place} | {' | '.join(shown)} |"
+        yield f"| {order} | {' | '.join(shown)} |"
 
 
 def _files(trained: Trained) -> Iterator[str]:

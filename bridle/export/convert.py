@@ -1,4 +1,4 @@
-"""`bridle convert`: a pickled checkpoint from elsewhere as safetensors. The only place where a pickle is opened.
+"""`bridle convert`: a pickled checkpoint from elsewhere as safetensors. The only module that opens a pickle.
 
 It is opened with torch's restricted reader, which builds tensors, dictionaries, lists, numbers and text and nothing
 else. A file that asks for any other class is refused before that class is touched.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import replacing
-from bridle.models.vit_names import several
+from bridle.models.vit_names import first_names
 
 USUAL = (
     "model",
@@ -43,16 +43,16 @@ class Converted(NamedTuple):
 
     tensors: int
     bytes: int
-    place: str  # where in the file the weights were
+    key: str  # of the dictionary that held the weights; "" is the file itself
     prefix: str  # what was cut from every name
     dropped: tuple[str, ...]
 
     def describe(self) -> str:
         """One line for people."""
-        where = f" from {quoted(self.place)}" if self.place else ""
+        where = f" from {quoted(self.key)}" if self.key else ""
         words = [f"{self.tensors} tensors, {self.bytes / 1e6:.1f} MB{where}"]
         words += [f"{quoted(self.prefix)} cut from their names"] if self.prefix else []
-        words += [f"left out: {several(self.dropped)}"] if self.dropped else []
+        words += [f"left out: {first_names(self.dropped)}"] if self.dropped else []
         return "; ".join(words)
 
 
@@ -63,16 +63,16 @@ def convert_file(path: Path, out: Path, *, key: str | None = None, overwrite: bo
     if out.exists() and not overwrite:
         raise UsageError(f"{quoted(out)} exists; give --overwrite to replace it, or another --out.")
     content = read_pickle(path)
-    found, place = find_weights(content, path, key)
+    found, key = find_weights(content, path, key)
     tensors = {name: value for name, value in found.items() if isinstance(value, Tensor)}
     require_plain(tensors, path)
     prefix = next((p for p in WRAPPERS if all(name.startswith(p) for name in tensors)), "")
     # Copies: views of one storage would otherwise be refused, or be written with everything around them.
     written = {name.removeprefix(prefix): value.detach().clone().contiguous() for name, value in tensors.items()}
     write_tensors(written, out)
-    beside = [] if not place else [name for name in map(str, content) if name != place.partition(".")[0]]
+    beside = [] if not key else [name for name in map(str, content) if name != key.partition(".")[0]]
     dropped = (*beside, *(name for name in found if name not in tensors))
-    return Converted(len(written), out.stat().st_size, place, prefix, dropped)
+    return Converted(len(written), out.stat().st_size, key, prefix, dropped)
 
 
 def read_pickle(path: Path) -> Any:
@@ -112,13 +112,13 @@ def find_weights(content: Any, path: Path, key: str | None) -> tuple[Mapping[str
             raise UsageError(f"--key {quoted(key)}: {quoted(path)} has no tensors there.")
         return found, key
     if isinstance(content, Mapping):
-        for place in ("", *USUAL):
-            inner = content if not place else content.get(place)
+        for usual in ("", *USUAL):
+            inner = content if not usual else content.get(usual)
             if isinstance(inner, Mapping) and any(isinstance(value, Tensor) for value in inner.values()):
-                return dict(flattened(inner)), place
+                return dict(flattened(inner)), usual
+        keys = first_names([*map(str, content)])
         raise DataError(
-            f"{quoted(path)} has no tensors in the usual places; its keys are {several([*map(str, content)])}: give "
-            "the right one with --key."
+            f"{quoted(path)} has no tensors under the usual keys; its keys are {keys}: give the right one with --key."
         )
     raise DataError(
         f"{quoted(path)} holds a {type(content).__name__} and no dictionary of tensors; nothing to convert."
@@ -132,7 +132,7 @@ def flattened(content: Any, prefix: str = "", within: tuple[int, set[int]] | Non
     depth, met = within or (0, set[int]())
     if depth > DEEPEST or id(content) in met:
         raise DataError(
-            f"the dictionary at {quoted(prefix)} lies in itself, in two places, or more than {DEEPEST} deep; name the "
+            f"the dictionary at {quoted(prefix)} is nested in itself, met twice, or more than {DEEPEST} deep; name the "
             "one that holds the weights with --key."
         )
     met.add(id(content))
@@ -152,7 +152,7 @@ def require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
     ]
     if odd:
         raise DataError(
-            f"{quoted(path)}: {several(odd)} are sparse, quantised or complex; only plain tensors can be converted."
+            f"{quoted(path)}: {first_names(odd)} are sparse, quantised or complex; only plain tensors can be converted."
         )
     claimed, size = sum(value.numel() * value.element_size() for value in tensors.values()), path.stat().st_size
     if claimed > SWELL * size + 2**20:

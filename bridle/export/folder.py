@@ -114,7 +114,7 @@ def description(trained: Trained) -> dict[str, object]:
 
 
 def without_paths(config: Config) -> Config:
-    """The config as it may leave the machine: folders of the data are nobody's business, a file keeps its name."""
+    """A copy of the config without paths of this machine; a weights file keeps its name."""
     data = config.data.model_copy(update={"root": None, "manifest": None})
     weights = config.encoder.weights
     encoder = config.encoder.model_copy(update={"weights": None if weights is None else PurePath(weights).name})

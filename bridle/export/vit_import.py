@@ -20,7 +20,7 @@ from bridle.export.folder import require_free, write_folder
 from bridle.export.load import Facts, Trained
 from bridle.models.build import build_encoder
 from bridle.models.vit_import import USUAL_HEAD, Started, VitShape, load_vit, vit_shape
-from bridle.models.vit_names import several
+from bridle.models.vit_names import first_names
 
 
 class Imported(NamedTuple):
@@ -80,10 +80,10 @@ def input_facts(recipe: str) -> VitInput | None:
 
 
 def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]) -> Config:
-    """The recipe with what the file tells, then the user's overrides."""
+    """The recipe with the sizes found in the file, then the user's overrides."""
     heads = shape.width // USUAL_HEAD if shape.width % USUAL_HEAD == 0 else 1
     usual = input_facts(recipe)
-    told = [
+    from_file = [
         # In quotes: a file called 123 or true is not a number.
         f'name="{path.stem}"' if path.stem.replace("-", "").replace("_", "").isalnum() else "name=imported",
         f"geometry.channels={shape.channels}",
@@ -101,7 +101,7 @@ def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]
         if any(text.startswith("encoder.weights=") for text in overrides)
         else [f"encoder.weights={json.dumps(path.name)}"]
     )
-    return load_config(recipe, [*told, *named, *overrides])
+    return load_config(recipe, [*from_file, *named, *overrides])
 
 
 def input_of(shape: VitShape, bands: int | None) -> tuple[int, ...]:
@@ -118,8 +118,8 @@ def input_of(shape: VitShape, bands: int | None) -> tuple[int, ...]:
 
 def notes_of(started: Started) -> Sequence[str]:
     notes = [f"{started.taken} tensors taken", *started.notes]
-    notes += [f"not in the file: {several(started.missing)}"] if started.missing else []
-    return [*notes, f"not used: {several(started.unused)}"] if started.unused else notes
+    notes += [f"not in the file: {first_names(started.missing)}"] if started.missing else []
+    return [*notes, f"not used: {first_names(started.unused)}"] if started.unused else notes
 
 
 def lines_of(config: Config, started: Started, recipe: str) -> list[str]:

@@ -67,7 +67,7 @@ def _tensor(x: ArrayLike, *, bytes_as_unit: bool) -> Tensor:
         raise UsageError(f"expected real numbers, got a tensor of {x.dtype}.")
     numbers = x.detach().to(torch.float32)
     if not torch.isfinite(numbers).all():
-        raise DataError("the input holds numbers that are not finite (NaN or infinity) as float32; mend it first.")
+        raise DataError("the input holds numbers that are not finite (NaN or infinity) as float32; replace them first.")
     return numbers / 255 if bytes_as_unit and x.dtype == torch.uint8 else numbers
 
 
@@ -123,9 +123,9 @@ def _remedy(given: tuple[int, ...], geometry: Geometry) -> str:
 
 
 def token_positions(geometry: Geometry, *, patch: Sequence[int] | None = None) -> NDArray[np.int64]:
-    """(T, rank): the place of each token in the grid, first axis slowest; with `patch` where it begins in the input."""
-    places: NDArray[np.int64] = np.indices(geometry.grid, dtype=np.int64).reshape(geometry.rank, -1).T
-    return places * np.array([1] * geometry.rank if patch is None else patch, dtype=np.int64)
+    """(T, rank): the grid position of each token, first axis slowest; with `patch` its first element in the input."""
+    positions: NDArray[np.int64] = np.indices(geometry.grid, dtype=np.int64).reshape(geometry.rank, -1).T
+    return positions * np.array([1] * geometry.rank if patch is None else patch, dtype=np.int64)
 
 
 def require_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -24,10 +24,10 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,23 +77,13 @@ class Writer(Protocol):
         ...
 
 
-class Block(NamedTuple):
-    """An array to be written, as bytes that come one after the other."""
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    content: Iterable[bytes]
-
-
-def column_blocks(part: StagedPart, header: Header) -> list[Block]:
-    """The columns of a part, and `starts` unless it is pooled."""
-    blocks = [Block(c.name, np.dtype(c.dtype), c.shape(part.rows), part.blocks(c)) for c in part.columns]
+def part_arrays(part: StagedPart, header: Header) -> dict[str, Array]:
+    """The columns of a part, mapped from disk, and `starts` unless it is pooled."""
+    arrays = {column.name: part.column(column) for column in part.columns}
     if not header.pooled:
         counts = np.fromiter((entry.rows for entry in part.readable()), dtype="<i8")
-        starts = np.concatenate([np.zeros(1, "<i8"), np.cumsum(counts, dtype="<i8")])
-        blocks.append(Block("starts", starts.dtype, starts.shape, [starts.tobytes()]))
-    return blocks
+        arrays["starts"] = np.concatenate([np.zeros(1, "<i8"), np.cumsum(counts, dtype="<i8")])
+    return arrays
 
 
 class NpzWriter:
@@ -103,24 +93,9 @@ class NpzWriter:
         """numpy is always there."""
 
     def write(self, file: IO[bytes], part: StagedPart, header: Header) -> None:
-        text = header.to_json()
-        stored = Block("header", np.dtype(f"<U{len(text)}"), (), [text.encode("utf-32-le")])
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
-            for block in (*column_blocks(part, header), self._names(part), stored):
-                # ZipInfo's own date is 1980: the same content gives the same bytes.
-                with archive.open(zipfile.ZipInfo(f"{block.name}.npy"), "w", force_zip64=True) as member:
-                    descr = np.lib.format.dtype_to_descr(block.dtype)
-                    described = {"descr": descr, "fortran_order": False, "shape": block.shape}
-                    np.lib.format.write_array_header_1_0(member, described)
-                    for content in block.content:
-                        member.write(content)
-
-    def _names(self, part: StagedPart) -> Block:
-        """File names as numpy stores text: the longest one sets the size of all."""
-        lengths = [len(entry.name) for entry in part.readable()]
-        longest = max(lengths, default=1)
-        content = (entry.name.encode("utf-32-le").ljust(4 * longest, b"\0") for entry in part.readable())
-        return Block("files", np.dtype(f"<U{longest}"), (len(lengths),), content)
+        names = np.array([entry.name for entry in part.readable()], dtype=np.str_)
+        arrays = {**part_arrays(part, header), "files": names, "header": np.array(header.to_json())}
+        np.savez(file, **arrays)  # type: ignore[arg-type]  # uncompressed, and the same bytes for the same content
 
     @contextmanager
     def open(self, path: Path) -> Iterator[NpzArrays]:
@@ -187,20 +162,18 @@ class SafetensorsWriter:
     def write(self, file: IO[bytes], part: StagedPart, header: Header) -> None:
         names = json.dumps([entry.name for entry in part.readable()])
         described: dict[str, object] = {"__metadata__": {"files": names, "header": header.to_json()}}
-        at = 0
         # The format wants offsets without gaps and readers want aligned numbers: wide types first.
-        ordered = sorted(column_blocks(part, header), key=lambda block: -block.dtype.itemsize)
-        for block in ordered:
-            end = at + math.prod(block.shape) * block.dtype.itemsize
-            kind = SAFETENSORS_TYPES[block.dtype.str[1:]]
-            described[block.name] = {"dtype": kind, "shape": list(block.shape), "data_offsets": [at, end]}
-            at = end
+        ordered = dict(sorted(part_arrays(part, header).items(), key=lambda named: -named[1].itemsize))
+        at = 0
+        for name, array in ordered.items():
+            kind = SAFETENSORS_TYPES[array.dtype.str[1:]]
+            described[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+            at += array.nbytes
         text = json.dumps(described).encode()
         text = text.ljust(8 * math.ceil(len(text) / 8))
         file.write(len(text).to_bytes(8, "little") + text)
-        for block in ordered:
-            for content in block.content:
-                file.write(content)
+        for array in ordered.values():
+            file.write(array.data)
 
     @contextmanager
     def open(self, path: Path) -> Iterator[SafetensorsArrays]:
@@ -258,10 +231,11 @@ class ParquetWriter:
         fields += [pa.field(column.name, _kind(column, pooled), nullable=False) for column in part.columns]
         schema = pa.schema(fields, metadata={PARQUET_KEY: header.to_json().encode()})
         with pq.ParquetWriter(file, schema) as writer:
-            for names, counts, values in _groups(part):
+            columns = [part.column(column) for column in part.columns]
+            for names, counts, first in _groups(part):
                 arrays = [pa.array(names, pa.string())]
                 arrays += [] if pooled else [pa.array(counts, pa.int64())]
-                arrays += [_nested(column, values[column.name], counts, pooled) for column in part.columns]
+                arrays += [_nested(column[first : first + sum(counts)], counts, pooled) for column in columns]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
     @contextmanager
@@ -272,19 +246,18 @@ class ParquetWriter:
             yield ParquetArrays(file)
 
 
-def _groups(part: StagedPart) -> Iterator[tuple[list[str], list[int], dict[str, bytes]]]:
-    """Names, numbers of rows and contents of some files at a time."""
+def _groups(part: StagedPart) -> Iterator[tuple[list[str], list[int], int]]:
+    """Names, numbers of rows and the first row of some files at a time."""
     row_bytes = sum(column.row_bytes for column in part.columns)
-    with part.reading() as read:
-        names, counts = list[str](), list[int]()
-        for entry in part.readable():
-            names.append(entry.name)
-            counts.append(entry.rows)
-            if len(names) == GROUP_FILES or sum(counts) * row_bytes >= GROUP_BYTES:
-                yield names, counts, read(sum(counts))
-                names, counts = [], []
-        if names:
-            yield names, counts, read(sum(counts))
+    names, counts, first = list[str](), list[int](), 0
+    for entry in part.readable():
+        names.append(entry.name)
+        counts.append(entry.rows)
+        if len(names) == GROUP_FILES or sum(counts) * row_bytes >= GROUP_BYTES:
+            yield names, counts, first
+            names, counts, first = [], [], first + sum(counts)
+    if names:
+        yield names, counts, first
 
 
 def _kind(column: Column, pooled: bool) -> Any:
@@ -295,13 +268,14 @@ def _kind(column: Column, pooled: bool) -> Any:
     return row if pooled else pa.list_(row)
 
 
-def _nested(column: Column, content: bytes, counts: list[int], pooled: bool) -> Any:
+def _nested(rows: Array, counts: list[int], pooled: bool) -> Any:
     """The rows of some files as one arrow array, without copying."""
     import pyarrow as pa
 
-    flat = pa.array(np.frombuffer(content, dtype=column.dtype))
-    rows = flat if column.width is None else pa.FixedSizeListArray.from_arrays(flat, column.width)
-    return rows if pooled else pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), rows)
+    values = pa.array(rows.reshape(-1))
+    if rows.ndim == 2:
+        values = pa.FixedSizeListArray.from_arrays(values, rows.shape[1])
+    return values if pooled else pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), values)
 
 
 class ParquetArrays:

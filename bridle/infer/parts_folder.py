@@ -115,7 +115,7 @@ class PartsFolder:
         what = "files" if "names" in changed else changed[0]
         return (
             f"{quoted(self.folder)} holds an unfinished job with another {what}; run that command again to finish it, "
-            "or give --overwrite to begin anew."
+            "or give --overwrite to start over."
         )
 
     def _changed_item(self, first: int) -> str | None:
@@ -123,7 +123,7 @@ class PartsFolder:
             if self.items[number].stamp() != entry.stamp:
                 return (
                     f"{quoted(self.folder)} holds an unfinished job, but {quoted(entry.name)} has changed since; give "
-                    "--overwrite to begin anew."
+                    "--overwrite to start over."
                 )
         return None
 

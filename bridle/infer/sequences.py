@@ -84,7 +84,7 @@ class Vocabulary(NamedTuple):
         return (_delayed(ids) if self.pattern == "delayed" else ids).reshape(-1)
 
     def decode(self, ids: Array) -> Array:
-        """(L,) ids, with or without bos, eos and trailing pad -> (T, M) codes; DataError for ids in wrong places."""
+        """(L,) ids, with or without bos, eos and trailing pad -> (T, M) codes; DataError for ids that do not fit."""
         rows = _stripped(np.asarray(ids, dtype=np.int64))
         M = len(self.sizes)
         if len(rows) % M:
@@ -94,7 +94,7 @@ class Vocabulary(NamedTuple):
         codes = found - np.array(self.offsets)
         wrong = (codes < 0) | (codes >= np.array(self.sizes))
         if wrong.any():
-            token, stage = (int(place) for place in np.argwhere(wrong)[0])
+            token, stage = (int(number) for number in np.argwhere(wrong)[0])
             raise DataError(f"id {found[token, stage]} at token {token} is no code of stage {stage + 1}.")
         smallest: Array = codes.astype(np.min_scalar_type(max(self.sizes) - 1))
         return smallest
@@ -295,7 +295,7 @@ def _write_blocks(path: Path, blocks: Iterator[Ids], context: int, dtype: np.dty
         file.seek(0)
         np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (count, context)})
         if file.tell() != room:
-            raise OSError(f"{path.name}: the header does not fit its place")
+            raise OSError(f"{path.name}: the final header is longer than the one before it")
     return count
 
 

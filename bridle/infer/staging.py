@@ -9,8 +9,8 @@ An item counts when its line is in the ledger; rows behind the last line are cut
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from bridle import failpoints
 
 LEDGER = "ledger.jsonl"
-BLOCK = 2**20  # bytes copied at a time
 
 
 class Column(NamedTuple):
@@ -118,27 +117,12 @@ class StagedPart:
         """The finished items that have rows."""
         return (entry for entry in self.entries() if entry.reason is None)
 
-    def blocks(self, column: Column) -> Iterator[bytes]:
-        """The finished rows of a column as bytes, a block at a time."""
-        left = self.rows * column.row_bytes
-        with (self.folder / f"{column.name}.bin").open("rb") as file:
-            while left:
-                block = file.read(min(BLOCK, left))
-                if not block:
-                    raise OSError(f"{file.name} is shorter than its ledger says")
-                left -= len(block)
-                yield block
-
-    @contextmanager
-    def reading(self) -> Iterator[Callable[[int], dict[str, bytes]]]:
-        """A function that gives the next rows of every column as bytes."""
-        with ExitStack() as stack:
-            files = {c: stack.enter_context((self.folder / f"{c.name}.bin").open("rb")) for c in self.columns}
-
-            def read(rows: int) -> dict[str, bytes]:
-                return {column.name: file.read(rows * column.row_bytes) for column, file in files.items()}
-
-            yield read
+    def column(self, column: Column) -> NDArray[Any]:
+        """The finished rows of a column, mapped and not read; OSError if the file is shorter than the ledger says."""
+        path, shape = self.folder / f"{column.name}.bin", column.shape(self.rows)
+        if path.stat().st_size < self.rows * column.row_bytes:
+            raise OSError(f"{path} is shorter than its ledger says")
+        return np.memmap(path, column.dtype, "r", shape=shape) if self.rows else np.zeros(shape, column.dtype)
 
     def remove_columns(self) -> None:
         """Remove the rows, which are elsewhere now; the ledger stays."""

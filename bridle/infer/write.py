@@ -224,7 +224,7 @@ def _published(out: Path, folder: PartsFolder, index: PartsIndex) -> Written:
 
 
 def _moved(out: Path, folder: PartsFolder, index: PartsIndex) -> Written:
-    """Move the one part to its place, and beside it the list of files that could not be read."""
+    """Move the one part to `out`, and beside it the list of files that could not be read."""
     quarantine = out.with_name(f"{out.name}.quarantine.jsonl")
     quarantine.unlink(missing_ok=True)  # of an earlier result
     first = next(folder.failures(), None)

@@ -31,7 +31,7 @@ from bridle.errors import ConfigError, quoted
 from bridle.files import sha256_of
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
-from bridle.models.vit_names import OURS, Foreign, both, opened, several, weights_file
+from bridle.models.vit_names import OURS, Foreign, both, first_names, opened, weights_file
 
 USUAL_HEAD = 64  # width of an attention head in almost every published ViT
 
@@ -53,8 +53,8 @@ class Started(NamedTuple):
     def describe(self) -> str:
         """One line for people."""
         parts = [f"{self.taken} tensors from {quoted(self.path)}", *self.notes]
-        parts += [f"not in the file: {several(self.missing)}"] if self.missing else []
-        parts += [f"not used: {several(self.unused)}"] if self.unused else []
+        parts += [f"not in the file: {first_names(self.missing)}"] if self.missing else []
+        parts += [f"not used: {first_names(self.unused)}"] if self.unused else []
         return f"the encoder starts from {'; '.join(parts)}"
 
 
@@ -84,7 +84,7 @@ def vit_shape(path: str | Path) -> VitShape:
         hidden = names.block.format(0) + names.parts["mlp.fc1.weight"]
         if depth == 0 or hidden not in stored:
             raise ConfigError(
-                f"encoder.weights: {quoted(found)} has no blocks of a ViT; it holds {several(sorted(stored))}."
+                f"encoder.weights: {quoted(found)} has no blocks of a ViT; it holds {first_names(sorted(stored))}."
             )
         token = names.class_token in stored
         count = foreign.shape(names.position)[-2] - (token and names is not OURS) if names.position in stored else None
@@ -153,7 +153,7 @@ def require_fit(
     if wrong:
         raise ConfigError(
             f"encoder.weights: the blocks in {quoted(foreign.path)} do not fit encoder.width, depth and mlp_ratio: "
-            f"{several(wrong)}."
+            f"{first_names(wrong)}."
         )
 
 

@@ -122,7 +122,7 @@ class Foreign:
         if len(kernels) != 1:
             raise ConfigError(
                 f"encoder.weights: {quoted(path)} is not a ViT with the names of timm or torchvision: expected one "
-                f"{TIMM.kernel} or {TORCHVISION.kernel}, found {len(kernels)}; it holds {several(stored)}."
+                f"{TIMM.kernel} or {TORCHVISION.kernel}, found {len(kernels)}; it holds {first_names(stored)}."
             )
         kernel, self.names = kernels[0]
         self.prefix = kernel.removesuffix(self.names.kernel)
@@ -204,7 +204,7 @@ def weights_file(path: str | Path) -> Path:
     return found / "model.safetensors" if (found / "config.json").is_file() else found
 
 
-def several(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Names from a file for a message, the first few of them."""
     shown = ", ".join(quoted(name).strip("'") for name in names[:SHOWN])
     return shown + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

@@ -103,7 +103,7 @@ def update_index(
         index = read_index(out) if (out / INDEX).is_file() else fresh
         if changed := index.differences(fresh):
             raise UsageError(
-                f"{quoted(out)} was made with another {', '.join(changed)}; give --overwrite to make it anew, or "
+                f"{quoted(out)} was made with another {', '.join(changed)}; give --overwrite to rebuild it, or "
                 "another --out."
             )
         inputs = find_inputs(named, reader=model.reader, stdin=io.BytesIO())
@@ -132,7 +132,7 @@ def read_index(folder: Path) -> IndexRecord:
         reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         path = folder / INDEX
         raise DataError(
-            f"{quoted(path)} is damaged ({quoted(reason)}); give --overwrite to `bridle index` to make it anew."
+            f"{quoted(path)} is damaged ({quoted(reason)}); give --overwrite to `bridle index` to rebuild it."
         ) from error
     if index.format > FORMAT:
         raise DataError(f"{quoted(folder)} has format {index.format}, this bridle reads up to {FORMAT}.")

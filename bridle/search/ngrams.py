@@ -3,8 +3,8 @@
 Shapes: a file has T tokens with codes (T, M) at positions (T, rank); N files, V distinct terms, P (term, file) pairs.
 
 A term is a stage m, a line ℓ of the grid, a length n, and the codes of that stage at n successive tokens of that line.
-Lines run along time where the first axis is time (one for each frequency band, or place of a picture), else along the
-last axis (rows of a picture); so what moves along a line keeps its terms. No term crosses a line's end.
+Lines run along time where the first axis is time (one for each frequency band, or position in a picture), else along
+the last axis (rows of a picture); so what moves along a line keeps its terms. No term crosses a line's end.
 
     id(m, ℓ, c_1 … c_n)  =  first(m, n) + ℓ·K_m^n + c_1·K_m^{n−1} + … + c_n      no two terms share a number
     idf_t                =  ln((1 + N) / (1 + df_t)) + 1                         df_t: files that hold t
@@ -51,8 +51,8 @@ class Grams(NamedTuple):
         idf = np.where(known, self.idf[np.minimum(found, len(self.terms) - 1)], unseen)
         weights = _length_one((1.0 + np.log(query.counts)) * idf)
         scores = np.zeros(files)
-        for place, weight in zip(found[known].tolist(), weights[known].tolist(), strict=True):
-            listed = slice(self.ends[place], self.ends[place + 1])
+        for term, weight in zip(found[known].tolist(), weights[known].tolist(), strict=True):
+            listed = slice(self.ends[term], self.ends[term + 1])
             scores[self.docs[listed]] += weight * self.weights[listed]
         return scores
 

@@ -56,7 +56,7 @@ def measure_quality(index: Index, *, queries: int = QUERIES, seed: int = 0) -> l
 
 
 def write_quality(index: Index, measured: Sequence[Quality]) -> Path:
-    """The same as JSON, beside the arrays it was measured on."""
+    """Write the scores as JSON beside the arrays they were measured on."""
     path = index.generation / "quality.json"
     write_json(path, [{**one._asdict(), "interval": list(one.interval)} for one in measured])
     return path

@@ -170,7 +170,7 @@ class Index:
         except DAMAGE as error:
             raise DataError(
                 f"{quoted(self.generation)} is damaged or incomplete ({type(error).__name__}: {quoted(error)}); give "
-                "--overwrite to `bridle index` to make it anew."
+                "--overwrite to `bridle index` to rebuild it."
             ) from error
 
 

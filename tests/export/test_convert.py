@@ -24,7 +24,7 @@ def saved(tmp_path: Path, content: Any, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "key"),
     [
         (W, ""),
         ({"model": W, "epoch": 3}, "model"),
@@ -32,13 +32,13 @@ def saved(tmp_path: Path, content: Any, **options: Any) -> Path:
         ({"model": W, "args": argparse.Namespace(lr=0.1)}, "model"),
     ],
 )
-def test_tensors_are_taken_from_where_they_usually_are(tmp_path: Path, content: Any, place: str) -> None:
+def test_tensors_are_taken_from_where_they_usually_are(tmp_path: Path, content: Any, key: str) -> None:
     found = convert_file(saved(tmp_path, content), tmp_path / "out.safetensors")
-    assert found.place == place
+    assert found.key == key
     written = load_file(tmp_path / "out.safetensors")
     assert set(written) == set(W)
     assert all(torch.equal(written[name], W[name]) for name in W)
-    assert found.prefix == ("module." if place == "state_dict" else "")
+    assert found.prefix == ("module." if key == "state_dict" else "")
     assert f"{len(W)} tensors" in found.describe()
 
 
@@ -119,7 +119,7 @@ def test_dictionaries_that_lie_in_themselves_or_very_deep_are_refused(tmp_path: 
     for _ in range(100):
         deep = {"w": torch.zeros(3), "model": deep}
     for content in (itself, deep):
-        with pytest.raises(DataError, match="lies in itself, in two places, or more than 32 deep"):
+        with pytest.raises(DataError, match="is nested in itself, met twice, or more than 32 deep"):
             convert_file(saved(tmp_path, content), tmp_path / "out.safetensors")
 
 

@@ -23,7 +23,7 @@ from bridle.data.arrays.source import SignalFormat, SignalReader
 from bridle.data.sources import Window
 from bridle.errors import DataError, Interrupted, UsageError
 from bridle.files import locked_folder
-from bridle.infer import staging
+from bridle.infer import formats
 from bridle.infer.features import FeatureSpec
 from bridle.infer.header import StoredGeometry
 from bridle.infer.model import Model
@@ -339,11 +339,11 @@ def test_a_header_that_promises_more_than_the_file_holds_costs_no_memory(tmp_pat
 def test_a_full_disk_leaves_no_half_result(
     model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Any, column: Any) -> Iterator[bytes]:
-        yield b"0"
+    def fail(self: Any, file: Any, part: Any, header: Any) -> None:
+        file.write(b"0")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(staging.StagedPart, "blocks", fail)
+    monkeypatch.setattr(formats.NpzWriter, "write", fail)
     with pytest.raises(OSError, match="No space"):
         tokenize(model, [folder], tmp_path / "c.npz")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.npz.parts", "in"]
