@@ -86,7 +86,9 @@ On = Annotated[
 ]
 
 
-def show_results(run: Path, results: str = "results.json", *, overrides: Sequence[str] = ()) -> None:
+def show_results(
+    run: Path, results: str = "results.json", *, overrides: Sequence[str] = (), on: str | None = None
+) -> None:
     """The results of a run as a table, then what was written and what to do next, on the same data."""
     from bridle.report.runs import read_run
     from bridle.report.tables import few_shot_table, results_table
@@ -100,8 +102,9 @@ def show_results(run: Path, results: str = "results.json", *, overrides: Sequenc
             screen.print(table)
     if (run / results).is_file():
         typer.echo(f"wrote {run / results}")
+    where = [] if on is None else ["--on", on]
     data = [change for change in overrides if change.startswith("data.")]
-    other = shlex.join(["bridle", "knn" if results == "probe.json" else "probe", str(run), *data])
+    other = shlex.join(["bridle", "knn" if results.startswith("probe") else "probe", str(run), *where, *data])
     typer.echo(f"Next:  {other}   ·   {shlex.join(['bridle', 'report', str(run)])}")
 
 

@@ -50,7 +50,7 @@ def probe(
 
         show_curve(run, curve_run(run, [*(overrides or []), *changes]))
         return
-    show_results(run, probe_run(run, [*(overrides or []), *changes], on=on).name, overrides=overrides or [])
+    show_results(run, probe_run(run, [*(overrides or []), *changes], on=on).name, overrides=overrides or [], on=on)
 
 
 def show_curve(run: Path, path: Path) -> None:
@@ -79,7 +79,7 @@ def knn(run: RunFolder, overrides: Overrides = None, on: On = None, no_cache: No
 
     run = here(run)
     changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
-    show_results(run, knn_run(run, changes, on=on).name, overrides=overrides or [])
+    show_results(run, knn_run(run, changes, on=on).name, overrides=overrides or [], on=on)
 
 
 @app.command(rich_help_panel=EVALUATE)
