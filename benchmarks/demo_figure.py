@@ -11,6 +11,7 @@ from pathlib import Path
 from bridle.report.page import probes_by_title, read_run
 from bridle.report.plots import demo_summary_figure
 from bridle.report.runs import RunSummary
+from bridle.report.tables import baselines_of, with_spread
 
 
 def markdown(runs: list[RunSummary]) -> str:
@@ -20,22 +21,17 @@ def markdown(runs: list[RunSummary]) -> str:
     for run in runs:
         if run.title not in shown:
             shown.add(run.title)
-            for name, words in (("raw", "raw input"), ("untrained", "untrained encoder")):
-                probe = run.baseline(name)
-                if probe is not None:
-                    lines.append(f"| {run.title} | {words} | {accuracy(probe)} | | |")
+            for words, baseline in baselines_of(run.results):
+                lines.append(f"| {run.title} | {words} | {with_spread(baseline.probe)} | | |")
         for entry in run.evaluations:
-            stages = entry["codebooks"]
-            cur, ecu = (" ".join(f"{s[key]:.2f}" for s in stages) for key in ("usage_rate", "effective_usage"))
-            flag = " ⚠" if any(verdict["level"] != "ok" for verdict in entry["verdicts"]) else ""
-            name = f"{run.method} iter{entry['iteration']}"
-            lines.append(f"| {run.title} | {name} | {accuracy(entry['probe'])} | {cur} | {ecu}{flag} |")
+            cur, ecu = (
+                " ".join(f"{getattr(stage, key):.2f}" for stage in entry.codebooks)
+                for key in ("usage_rate", "effective_usage")
+            )
+            flag = " ⚠" if any(verdict.level != "ok" for verdict in entry.verdicts) else ""
+            name = run.results.model_name(entry)
+            lines.append(f"| {run.title} | {name} | {with_spread(entry.probe)} | {cur} | {ecu}{flag} |")
     return "\n".join(lines)
-
-
-def accuracy(probe: dict[str, object]) -> str:
-    low, high = probe["interval"]  # type: ignore[misc]
-    return f"{100 * float(probe['accuracy']):.1f} ±{50 * (high - low):.1f}"  # type: ignore[arg-type]
 
 
 def main() -> None:

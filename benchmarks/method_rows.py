@@ -31,16 +31,17 @@ from bridle.data.build import open_data
 from bridle.data.sources import Views
 from bridle.data.subset import part_of
 from bridle.evaluate.classical import evenly_spaced, fit_classical
-from bridle.evaluate.evaluator import Judge, probe_header
+from bridle.evaluate.evaluator import Evaluator, probe_header
 from bridle.evaluate.features import Features, raw_features
-from bridle.evaluate.fewshot import class_orders
+from bridle.evaluate.scorers.fewshot import class_orders
 from bridle.export.load import read_trained
-from bridle.machine import Machine, cpu_seconds
+from bridle.machine import cpu_seconds
 from bridle.models.build import build_encoder
 from bridle.models.encoder import Encoder
 from bridle.nn.pooling import axis_pool, deviation_pool
+from bridle.runs.results import ResultsFile
 from bridle.seeding import generator
-from bridle.train.run import Results
+from bridle.train.run import open_machine
 
 STRENGTHS = 10.0 ** np.arange(-1, 6)
 SHOTS, DRAWS, NEIGHBOURS = (1, 5, 10), 5, 10
@@ -80,15 +81,17 @@ def nearest(x: Any, y: Any, z: Any) -> Any:
     return votes.argmax(1).numpy()
 
 
-def judge_of(config: Config, folder: Path) -> Judge:
+def evaluator_of(config: Config, folder: Path) -> Evaluator:
     splits = open_data(config)
-    results = Results(folder / "scores.json", probe_header(config))
-    return Judge(config, splits, Machine(config.runtime), results, ProgressLine())
+    results = ResultsFile(folder / "scores.json", probe_header(config))
+    return Evaluator(config, splits, open_machine(config.runtime), results, ProgressLine())
 
 
-def collected(judge: Judge, features: Callable[[Tensor, Tensor | None], Tensor]) -> tuple[Features, Features | None]:
-    collect = judge.vectors(features)
-    return collect(judge.train), None if judge.test is None else collect(judge.test)
+def collected(
+    evaluator: Evaluator, features: Callable[[Tensor, Tensor | None], Tensor]
+) -> tuple[Features, Features | None]:
+    collect = evaluator.collector.vectors(features)
+    return collect(evaluator.train), None if evaluator.test is None else collect(evaluator.test)
 
 
 def columns(found: tuple[Features, Features | None], keep: slice) -> tuple[Features, Features | None]:
@@ -96,9 +99,9 @@ def columns(found: tuple[Features, Features | None], keep: slice) -> tuple[Featu
     return train._replace(x=train.x[:, keep]), None if test is None else test._replace(x=test.x[:, keep])
 
 
-def read_encoder(judge: Judge, encoder: Encoder, blocks: list[int]) -> dict[str, dict[str, float]]:
+def read_encoder(evaluator: Evaluator, encoder: Encoder, blocks: list[int]) -> dict[str, dict[str, float]]:
     """Scores by reading: block, pooling."""
-    grid, axis, D = encoder.geometry.grid, judge.config.probe.axis, encoder.width
+    grid, axis, D = encoder.geometry.grid, evaluator.config.probe.axis, encoder.width
     readings: dict[str, slice] = {}
     encoder.eval()
 
@@ -113,25 +116,27 @@ def read_encoder(judge: Judge, encoder: Encoder, blocks: list[int]) -> dict[str,
                     readings[f"block{n}-mean"] = slice(begin, begin + D)
         return torch.cat(parts, dim=1)
 
-    found = collected(judge, features)
+    found = collected(evaluator, features)
     return {
-        name: scores(judge.pairs(*columns(found, keep)), few=not name.endswith("mean"))
+        name: scores(evaluator.pairs(*columns(found, keep)), few=not name.endswith("mean"))
         for name, keep in readings.items()
     }
 
 
-def baselines(judge: Judge) -> dict[str, dict[str, float]]:
-    config, geometry = judge.config, judge.config.geometry.build()
+def baselines(evaluator: Evaluator) -> dict[str, dict[str, float]]:
+    config, geometry = evaluator.config, evaluator.config.geometry.build()
     began = cpu_seconds()
-    some = judge.batches(Views(part_of(judge.train, evenly_spaced(len(judge.train)))))
-    found = collected(judge, fit_classical(some, geometry, config.seed))
+    some = evaluator.collector.batches(Views(part_of(evaluator.train, evenly_spaced(len(evaluator.train)))))
+    found = collected(evaluator, fit_classical(some, geometry, config.seed))
     minutes = (cpu_seconds() - began) / 60
-    raw = collected(judge, lambda x, valid: raw_features(x, valid, grid=geometry.grid))
+    raw = collected(evaluator, lambda x, valid: raw_features(x, valid, grid=geometry.grid))
     rows = {
-        "classical": {**scores(judge.pairs(*found)), "cpu_minutes": round(minutes, 2)},
-        "raw": scores(judge.pairs(*raw)),
+        "classical": {**scores(evaluator.pairs(*found)), "cpu_minutes": round(minutes, 2)},
+        "raw": scores(evaluator.pairs(*raw)),
     }
-    untrained = read_encoder(judge, build_encoder(config), [config.encoder.depth])  # plain input: nothing is measured
+    untrained = read_encoder(
+        evaluator, build_encoder(config), [config.encoder.depth]
+    )  # plain input: nothing is measured
     return rows | {f"untrained {name}": value for name, value in untrained.items()}
 
 
@@ -155,18 +160,18 @@ def main() -> None:
         began = cpu_seconds()
         if args.baselines:
             started = api.pretrain(config.model_copy(update={"max_steps": 1}), out=folder)  # for the normalisation
-            judge = judge_of(read_config(started.folder / "config.yaml"), Path(place))
-            line |= {"row": "baselines", "scores": baselines(judge)}
+            evaluator = evaluator_of(read_config(started.folder / "config.yaml"), Path(place))
+            line |= {"row": "baselines", "scores": baselines(evaluator)}
         else:
             started = api.pretrain(config, out=folder)
             line["cpu_minutes"] = round((cpu_seconds() - began) / 60, 2)
             own = read_config(started.folder / "config.yaml")
-            judge, depth = judge_of(own, Path(place)), own.encoder.depth
+            evaluator, depth = evaluator_of(own, Path(place)), own.encoder.depth
             blocks = [int(n) for n in args.blocks.split(",")] if args.blocks else list(range(depth // 2, depth + 1))
             for n in range(1, own.schedule.iterations + 1) if own.schedule.tokenizer == "renew" else [None]:
                 encoder = read_trained(started.folder, iteration=n).encoder
                 line.setdefault("scores", {})[f"iter{n or own.schedule.iterations}"] = read_encoder(
-                    judge, encoder, blocks
+                    evaluator, encoder, blocks
                 )
     with args.rows.open("a") as file:
         file.write(json.dumps({**line, "command": command}) + "\n")

@@ -22,17 +22,17 @@ from bridle.data.loading.mixing import mixed
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
 from bridle.errors import ConfigError, DataError, UsageError, quoted
-from bridle.evaluate.evaluator import Judge, going_on, probe_header
-from bridle.evaluate.subsample import while_training
+from bridle.evaluate.evaluator import Evaluator, probe_header, probe_settings_of_run
+from bridle.evaluate.features import while_training
 from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
+from bridle.runs.results import Results, ResultsFile, read_results
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, interleave, require_shares
 from bridle.train.run import (
-    Results,
     Run,
     locked_by_first,
     open_machine,
@@ -45,7 +45,7 @@ class Finished(NamedTuple):
     """A run that is done."""
 
     folder: Path
-    results: dict[str, Any]  # results.json
+    results: Results  # results.json
     was_finished: bool = False  # before this call, which then did nothing
 
     def load(self, *, device: str = "auto") -> Model:
@@ -91,7 +91,7 @@ def _pretrain(
     if distributed.done_once(lambda: is_finished(folder, config)):
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
         folder.require_same(config)
-        return Finished(folder.path, Results(folder.results(), probe_header(config)).value, was_finished=True)
+        return Finished(folder.path, ResultsFile(folder.results(), probe_header(config)).value, was_finished=True)
     require_shares(config)
     splits = _open(config, dataset, test_dataset)
     if len(splits.train) == 0:
@@ -112,13 +112,14 @@ def _pretrain(
         everyone = [*callbacks, *tensorboard_if_installed(folder.path)] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
         bounded = while_training(config, splits)
-        results = Results(folder.results(), probe_header(bounded))
-        judged = going_on(bounded, results, progress) if config.probe.enabled else config
-        judge = Judge(judged, splits, machine, results, progress) if config.probe.enabled else None
+        results, evaluator = ResultsFile(folder.results(), probe_header(bounded)), None
+        if config.probe.enabled:
+            probed = probe_settings_of_run(bounded, results, progress)
+            evaluator = Evaluator(probed, splits, machine, results, progress)
         for callback in everyone:
             callback.on_start(folder=folder.path, config=config.model_dump(mode="json"))
         try:
-            interleave(run, results, judge)
+            interleave(run, results, evaluator)
         finally:
             for callback in everyone:
                 callback.on_end()
@@ -128,7 +129,11 @@ def _pretrain(
 def is_finished(folder: RunFolder, config: Config) -> bool:
     """Has the run in `folder` nothing left to do? A damaged last checkpoint has: training goes on before it."""
     last = config.schedule.iterations
-    return folder.is_trained(last) and (not config.probe.enabled or Results(folder.results(), {}).has(last))
+    return folder.is_trained(last) and (not config.probe.enabled or _is_evaluated(folder.results(), last))
+
+
+def _is_evaluated(path: Path, iteration: int) -> bool:
+    return path.exists() and read_results(path).at(iteration) is not None
 
 
 def _load(

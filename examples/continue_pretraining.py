@@ -46,7 +46,7 @@ def main() -> tuple[float, float]:
                 out=Path(folder) / name.replace(" ", "-"),
                 overrides={**changes, **more},
             )
-            accuracy.append(float(run.results["evaluations"][-1]["probe"]["accuracy"]))
+            accuracy.append(float(run.results.evaluations[-1].probe.accuracy))
             print(f"{name}: linear probe {100 * accuracy[-1]:.1f} %")
     return accuracy[0], accuracy[1]
 

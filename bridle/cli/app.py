@@ -97,7 +97,7 @@ def show_results(
         return
     screen = console()
     found = read_run(run, results=results)
-    for table in (results_table([found]), few_shot_table(found)):
+    for table in (results_table([found]), few_shot_table(found.results)):
         if table is not None:
             screen.print(table)
     if (run / results).is_file():

@@ -54,14 +54,13 @@ def probe(
 
 
 def show_curve(run: Path, path: Path) -> None:
-    """A line a point, and the figure."""
-    import json
-
+    """Print one line per point and draw the figure."""
     from bridle.report.curves import curve_of, curve_table, write_curves
+    from bridle.runs.results import read_results
 
     if not is_first_process():
         return
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_results(path)
     console().print(curve_table(found))
     drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
     typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
@@ -93,14 +92,13 @@ def codebooks(
 
     Example:  bridle codebooks runs/c10
     """
-    import json
-
     from bridle.evaluate.codebooks_command import examine_run
     from bridle.report.codebook_tables import codebook_table, verdict_lines, write_codebook_figures
+    from bridle.runs.results import read_results
 
     run = here(run)
     path = examine_run(run, overrides or [], iteration=iteration, items=items)
-    evaluations, screen = json.loads(path.read_text(encoding="utf-8"))["evaluations"], console()
+    evaluations, screen = read_results(path).evaluations, console()
     for entry in evaluations:
         screen.print(codebook_table(entry))
         for line in verdict_lines(entry):

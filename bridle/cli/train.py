@@ -130,19 +130,19 @@ def finetune(
         settings = Folder(run).config(overrides or []) if on is None else load_config(on, overrides or [])
         make_precision_safe(settings.runtime.precision)
     from bridle.evaluate.finetune import finetune_run
-    from bridle.files import read_json
-    from bridle.report.finetune_tables import finetune_table
+    from bridle.report.tables import finetune_table
+    from bridle.runs.results import read_results
 
     command = f"bridle {shlex.join(sys.argv[1:])}"
     path = finetune_run(run, overrides or [], iteration=iteration, on=on, command=command)
     if not is_first_process():
         return
-    results = read_json(path)
+    results = read_results(path)
     if (table := finetune_table(results)) is not None:
         console().print(table)
     typer.echo(f"wrote {path}")
     again = shlex.join(["bridle", "finetune", str(run), *(["--on", on] if on else []), *(overrides or [])])
-    scratch = any(entry["start"] == "scratch" for entry in results["evaluations"])
+    scratch = any(entry.start == "scratch" for entry in results.evaluations)
     typer.echo(
         f"Next:  bridle report {run}"
         if scratch

@@ -134,6 +134,7 @@ class ProbeConfig(Section):
     classical: bool = False  # a third baseline beside raw input and untrained encoder: whitened k-means features
     shots: tuple[Positive, ...] = ()  # labels per class of the few-shot probe, such as [1, 5, 10]
     draws: Annotated[int, Field(ge=2)] = 10  # of the few labels
+    scorers: tuple[str, ...] = ()  # further scorers by name: knn, retrieval, or one that a plugin registers
     cache_mb: Annotated[int, Field(ge=0)] = 2048  # of features in RUN/cache; 0 keeps none
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ from bridle.quantize.usage import (
     usage_entropy,
     usage_rate,
 )
+from bridle.runs.results import StageHealth, Verdict
 
 # Where a verdict changes. A uniform book has CUR 1 and ECU 1. The thresholds of live warnings are in `quantize.usage`.
 COLLAPSED_EFFECTIVE = 0.4  # ECU below
@@ -69,43 +70,6 @@ class CodeBatch(NamedTuple):
     inputs: tuple[SpreadSums, ...] | None = None  # of each stage's inputs
 
 
-class StageHealth(NamedTuple):
-    """How one codebook is used."""
-
-    stage: int  # from 1
-    codes: int  # K
-    tokens: int  # counted
-    usage_rate: float  # CUR
-    entropy: float  # UE, nats
-    effective_usage: float  # ECU
-    perplexity: float
-    top_share: float  # of all tokens in the most used code
-    energy: float | None  # what is left of the latents after this stage; None if it was not measured
-    position_information: float | None  # MI(code; position), nats; None with too few tokens to trust it
-    norms: list[float]  # lengths of the code vectors
-    label_information: float | None  # MI(code; label), nats; None without labels or with too few tokens
-    dead: int  # codes that never occurred
-    top_codes: list[int]  # the most used, most used first
-    top_shares: list[float]  # of all tokens, for each of them
-    top_flat: float | None  # share of the top code's patches in which nothing varies; None if it was not measured
-    tuples: int  # distinct tuples of the codes up to this stage
-    tuples_exact: bool  # False: estimated from a sketch
-    agreement: dict[str, float] | None = None  # share of codes that stay, for each small change of the input
-    directions: int | None = None  # in which the stage's inputs can vary
-    latent_dimension: float | None = None  # effective, of the stage's inputs; see `quantize.dimension`
-    latent_first: float | None = None  # share of the first principal component
-    code_dimension: float | None = None  # the same of the codes, weighed by their use
-    code_first: float | None = None
-
-
-class Verdict(NamedTuple):
-    """What a stage's numbers mean."""
-
-    stage: int
-    level: Literal["ok", "warn", "bad"]
-    text: str
-
-
 class InputBatch(Protocol):
     """What a loader yields."""
 
@@ -130,7 +94,7 @@ def codebook_health(
         found = _tokenized(tokenizer, batches)
         T = tokenizer.geometry.tokens
         stages = health_of_codes(found, quantizer.codes, quantizer.code_vectors(), classes=classes, positions=T)
-        return [stage._replace(directions=min(tokenizer.directions, book.code.shape[1]))
+        return [stage.model_copy(update={"directions": min(tokenizer.directions, book.code.shape[1])})
                 for stage, book in zip(stages, quantizer.books, strict=True)]  # fmt: skip
 
 
@@ -255,11 +219,11 @@ class CodeTally:
                     top_share=float(top_share(counts)),
                     energy=float(self.energy[m] / self.weight) if self.weight else None,
                     position_information=information[m].nats if information[m].trusted else None,
-                    norms=[] if codebooks is None else codebooks[m].float().norm(dim=-1).tolist(),
+                    norms=() if codebooks is None else tuple(codebooks[m].float().norm(dim=-1).tolist()),
                     label_information=labels[m],
                     dead=int((counts == 0).sum()),
-                    top_codes=order.tolist(),
-                    top_shares=(counts[order].double() / counts.sum()).tolist(),
+                    top_codes=tuple(order.tolist()),
+                    top_shares=tuple((counts[order].double() / counts.sum()).tolist()),
                     top_flat=int(self.flat[m][most]) / int(counts[most]) if self.flatness_known else None,
                     tuples=distinct.number,
                     tuples_exact=distinct.exact,
@@ -316,38 +280,48 @@ def _verdicts_on(stage: StageHealth, known: InForce) -> list[Verdict]:
     used = f"{100 * stage.usage_rate:.0f} % of {stage.codes:,} codes in use, effective use {stage.effective_usage:.2f}"
     if stage.tokens < TOKENS_PER_CODE * stage.codes:
         text = f"cannot be judged: {stage.tokens:,} tokens are too few for {stage.codes:,} codes; use more samples."
-        return [Verdict(stage.stage, "warn", text)]
+        return [_verdict(stage, "warn", text)]
     found = list[Verdict]()
     if stage.usage_rate < COLLAPSED_USAGE or stage.effective_usage < COLLAPSED_EFFECTIVE:
         text = f"collapsed: {used}. Try this: {against_collapse(known)}"
-        found.append(Verdict(stage.stage, "bad", text))
+        found.append(_verdict(stage, "bad", text))
     elif 1 - stage.usage_rate > DEAD_SHARE:
         dead = round((1 - stage.usage_rate) * stage.codes)
         text = f"{dead:,} of {stage.codes:,} codes are never used. Try this: {against_dead_codes(known)}"
-        found.append(Verdict(stage.stage, "warn", text))
+        found.append(_verdict(stage, "warn", text))
     if is_dominant(stage.top_share, codes=stage.codes):
         flat = None if stage.top_flat is None or stage.top_flat < DOMINANT_SHARE else f"{100 * stage.top_flat:.0f} %"
         text = f"one code takes {100 * stage.top_share:.0f} % of all tokens; {against_dominance(known, flat=flat)}"
-        found.append(Verdict(stage.stage, "warn", text))
+        found.append(_verdict(stage, "warn", text))
     if _is_narrow(stage):
         text = (
             f"narrow: its codes fill {stage.code_dimension:.1f} of {stage.directions} directions, "
             f"{100 * (stage.code_first or 0):.0f} % of their variance lies along one. Try this: "
             f"{against_narrowness(known)}"
         )
-        found.append(Verdict(stage.stage, "warn", text))
+        found.append(_verdict(stage, "warn", text))
     if _tells_position(stage):
         advice = "codes describe where a patch is, not what it shows; a tokenizer should not see positions."
         share = f"{stage.position_information:.2f} of {stage.entropy:.2f} nats"
-        found.append(Verdict(stage.stage, "warn", f"position alone tells {share} of the code: {advice}"))
-    if _is_unsteady(stage) and stage.agreement is not None:
+        found.append(_verdict(stage, "warn", f"position alone tells {share} of the code: {advice}"))
+    if _is_unsteady(stage):
         name = next(iter(NOISES))
         text = (
             f"only {100 * stage.agreement[name]:.0f} % of the codes survive {name} of the data's spread: they describe "
             f"noise. Try this: {against_noise(known)}"
         )
-        found.append(Verdict(stage.stage, "warn", text))
-    return found or [Verdict(stage.stage, "ok", f"healthy: {used}.")]
+        found.append(_verdict(stage, "warn", text))
+    return found or [_verdict(stage, "ok", f"healthy: {used}.")]
+
+
+def _verdict(stage: StageHealth, level: Literal["ok", "warn", "bad"], text: str) -> Verdict:
+    return Verdict(stage=stage.stage, level=level, text=text)
+
+
+def with_start_norms(stages: Sequence[StageHealth], starts: Sequence[Sequence[float]]) -> list[StageHealth]:
+    """The same with the code norms right after the codebooks' start, one list per stage, or none at all."""
+    norms = starts or [[] for _ in stages]
+    return [stage.model_copy(update={"norms_start": tuple(own)}) for stage, own in zip(stages, norms, strict=True)]
 
 
 def _is_narrow(stage: StageHealth) -> bool:
@@ -358,7 +332,7 @@ def _is_narrow(stage: StageHealth) -> bool:
 
 def _is_unsteady(stage: StageHealth) -> bool:
     # Later stages encode what is left over, and that little noise moves it is how residuals are.
-    return stage.stage == 1 and stage.agreement is not None and stage.agreement[next(iter(NOISES))] < STEADY_SHARE
+    return stage.stage == 1 and bool(stage.agreement) and stage.agreement[next(iter(NOISES))] < STEADY_SHARE
 
 
 def _tells_position(stage: StageHealth) -> bool:

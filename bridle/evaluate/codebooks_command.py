@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridle.config import Config, differences
 from bridle.console import ProgressLine
@@ -17,15 +17,16 @@ from bridle.data.loading.loader import Batch, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, UsageError
 from bridle.evaluate.codebook_advice import in_force
-from bridle.evaluate.codebooks import code_agreement, codebook_health, verdicts
+from bridle.evaluate.codebooks import code_agreement, codebook_health, verdicts, with_start_norms
 from bridle.machine import Machine
 from bridle.models.build import Nets
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Evaluation, results_header, write_record
 from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_nets
 from bridle.train.engine import move
-from bridle.train.run import open_machine, results_header
+from bridle.train.run import open_machine
 
 MAY_CHANGE = ("data.root", "data.manifest", "data.workers", "data.cache_mb", "runtime.", "seed")
 BATCH = 256
@@ -59,12 +60,13 @@ def examine_run(
         except CheckpointError as error:
             progress.note(f"left out: {error}")
             continue
-        found.append({"iteration": ended.iteration, "checkpoint": ended.path.name, **examine(
-            nets, config, source, machine, items=items
-        )})  # fmt: skip
+        found.append(examine(nets, config, source, machine, ended=ended, items=items))
     if not found:
         raise CheckpointError(f"{run.checkpoints}: none of the finished phases can be read.")
-    return run.write_json("codebooks.json", {"format": 1, **results_header(config, folder), "evaluations": found})
+    write_record(
+        run.results("codebooks"), results_header(config, folder).model_copy(update={"evaluations": tuple(found)})
+    )
+    return run.results("codebooks")
 
 
 def ended_iterations(folder: Path, iteration: int | None = None) -> list[Ended]:
@@ -78,7 +80,9 @@ def ended_iterations(folder: Path, iteration: int | None = None) -> list[Ended]:
     return [Ended(r, path) for r, path in sorted(last.items()) if iteration in (None, r)]
 
 
-def examine(nets: Nets, config: Config, source: Source, machine: Machine, *, items: int | None) -> dict[str, Any]:
+def examine(
+    nets: Nets, config: Config, source: Source, machine: Machine, *, ended: Ended, items: int | None
+) -> Evaluation:
     """One entry of codebooks.json: everything that is known of each stage, and the verdicts."""
     for module in nets.modules().values():
         module.to(machine.device).eval()
@@ -95,14 +99,18 @@ def examine(nets: Nets, config: Config, source: Source, machine: Machine, *, ite
     stages = codebook_health(nets.tokenizer, batches(count), classes=classes)
     draws = generator(config.seed, "codebooks", "noise")
     steady = code_agreement(nets.tokenizer, batches(min(count, STEADY_ITEMS)), generator=draws)
-    stages = [stage._replace(agreement=kept) for stage, kept in zip(stages, steady, strict=True)]
-    starts = nets.norms_start or [[] for _ in stages]
-    return {
-        "samples": count,
-        "unusable": len(bad),
-        "codebooks": [{**stage._asdict(), "norms_start": norms} for stage, norms in zip(stages, starts, strict=True)],
-        "verdicts": [verdict._asdict() for verdict in verdicts(stages, in_force(config, nets.tokenizer))],
-    }
+    stages = [
+        stage.model_copy(update={"agreement": kept})
+        for stage, kept in zip(with_start_norms(stages, nets.norms_start), steady, strict=True)
+    ]
+    return Evaluation(
+        iteration=ended.iteration,
+        checkpoint=ended.path.name,
+        samples=count,
+        unusable=len(bad),
+        codebooks=tuple(stages),
+        verdicts=tuple(verdicts(stages, in_force(config, nets.tokenizer))),
+    )
 
 
 def _loader(config: Config, source: Source) -> Loader:

@@ -1,160 +1,133 @@
-"""The evaluation that follows an encoder phase: probe, codebook health, and the baselines beside them."""
+"""The evaluation after an encoder phase: a list of scorers on frozen features, the baselines beside them, codebooks."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bridle import distributed
 from bridle.config import Config
 from bridle.config.training_schema import ProbeConfig
-from bridle.console import ProgressLine, clock
+from bridle.console import ProgressLine
 from bridle.data.build import is_labelled
-from bridle.data.digests import data_digest, splits_digest
-from bridle.data.loading.loader import Batch, Loader, sequential
-from bridle.data.modality import settings_of
+from bridle.data.digests import splits_digest
 from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import part_of
 from bridle.errors import DataError
 from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.codebook_advice import in_force
-from bridle.evaluate.codebooks import codebook_health, verdicts
+from bridle.evaluate.codebooks import codebook_health, verdicts, with_start_norms
+from bridle.evaluate.collector import Collect, Collector
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import (
     Features,
-    collect_features,
-    collect_tokens,
+    choose_items,
     joined,
     raw_features,
     split_features,
     stratified_folds,
 )
-from bridle.evaluate.fewshot import beside, few_shots
 from bridle.evaluate.heads.attentive import fit_attentive
 from bridle.evaluate.heads.logistic import fit_logistic
 from bridle.evaluate.heads.sgd import fit_head
-from bridle.evaluate.knn import fit_neighbours
-from bridle.evaluate.probe import (
-    LabelsResult,
-    Method,
-    Pair,
-    ProbeResult,
-    Result,
-    fold_pairs,
-    in_words,
-    score_pairs,
-    split_pairs,
-)
-from bridle.evaluate.retrieval import retrieval
-from bridle.evaluate.subsample import choose_items
+from bridle.evaluate.scorers import Pair, Scorer, Task, find_scorer
+from bridle.evaluate.scorers.knn import fit_neighbours
+from bridle.evaluate.scorers.probe import Method, classify, fold_pairs, split_pairs
 from bridle.machine import Machine
 from bridle.models.build import Nets, build_encoder
 from bridle.models.encoder import Encoded, Encoder
-from bridle.nn.pooling import axis_pool, deviation_pool
-from bridle.train.engine import move
-from bridle.train.run import Results, results_header
-
-MOST_ROWS = 256  # samples that go through a network at once
-MOST_TOKENS_CPU = 4096  # of them on a CPU, where what leaves the cache takes half as long again
-MOST_NUMBERS = 2**24  # of their inputs together; of large inputs fewer go at once
+from bridle.nn.pooling import pool_tokens
+from bridle.runs.results import Evaluation, Protocol, Results, ResultsFile, Scores, results_header
 
 FOLDS = 5  # of data without its own, with probe.on: folds
 SCORED = {"test": "", "validation": ", validation items", "folds": ", all items in folds"}
+NO_SCORE = ("enabled", "cache_mb", "training_items")  # settings of the probe that change no score
 CLASSIFIER = 4  # goes up when the same settings give other scores
-QUIET_SECONDS = 2.0  # before progress is shown
-
-Collect = Callable[[Source], Features]
 
 
-class Judge:
-    """Evaluates networks of one run; baselines are computed once and kept in results.json."""
+class Evaluator:
+    """Evaluates encoders of one run; baselines are computed once and kept in the results file."""
 
     def __init__(
         self,
         config: Config,
         splits: Splits,
         machine: Machine,
-        results: Results,
+        results: ResultsFile,
         progress: ProgressLine,
         *,
         strict: bool = False,
         classifier: Literal["linear", "neighbours"] = "linear",
         cache: FeatureCache | None = None,
     ) -> None:
-        self.strict, self.classifier, self.cache = strict, classifier, cache
-        self.warned = False  # of scores that say nothing
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
+        self.strict, self.classifier = strict, classifier
+        self.warned = False  # about scores on a single class
         self.splits = splits
-        self.everything = splits.train  # codebook health is about the whole set, however few items are probed
+        self.everything = splits.train  # codebook health covers the whole set, however few items are probed
         if config.probe.on == "validation":
             splits = without_test(splits)
-        # Where there is a test split the folds of the others do not matter.
-        folds = splits.folds if splits.test is None else None
+        folds = splits.folds if splits.test is None else None  # a test split goes before folds
         kept = self.chosen(splits.train, "train", folds)
         self.train = part_of(splits.train, kept)
         self.test = None if splits.test is None else part_of(splits.test, self.chosen(splits.test, "test"))
         self.folds = None if folds is None else [folds[i] for i in kept]
         self.labelled = is_labelled(splits.train)
-        geometry = config.geometry.build()
-        most = [MOST_ROWS, MOST_NUMBERS // prod(geometry.shape)]
-        if machine.device.type == "cpu":
-            most.append(MOST_TOKENS_CPU // geometry.tokens)
-        self.rows = max(1, min(most))
+        self.collector = Collector(config, machine, progress, cache)
+        self.further = [find_scorer(name) for name in further_scorers(config.probe, classifier)]
 
-    def __call__(self, nets: Nets) -> dict[str, Any]:
-        """One entry of results.json."""
-        # With the data it was measured on, so that nobody takes it for a score on what the data becomes later.
-        found = {"probe": self.probed(nets.encoder), "data": splits_digest(self.splits)} if self.labelled else None
+    def __call__(self, nets: Nets, iteration: int, phase: str) -> Evaluation:
+        """Scores of the encoder and the health of the codebooks."""
+        # The digest keeps the scores from being taken for those of data that has changed later.
+        found = Evaluation(
+            iteration=iteration,
+            phase=phase,
+            probe=self.scores_of(nets.encoder) if self.labelled else None,
+            data=splits_digest(self.splits) if self.labelled else None,
+        )
         if nets.own_tokenizer is None:
-            return {**(found or {"probe": None}), "codebooks": [], "verdicts": []}
-        stages = self.codebooks(nets)
+            return found
+        stages = codebook_health(nets.tokenizer, self.collector.first_batches(self.everything))
         judged = verdicts(stages, in_force(self.config, nets.tokenizer))
         for verdict in judged:
             if verdict.level != "ok":
                 self.progress.note(f"codebook warning, stage {verdict.stage}: {verdict.text}")
-        return {
-            **(found or {"probe": None}),
-            "codebooks": [
-                {**stage._asdict(), "norms_start": norms} for stage, norms in zip(stages, nets.norms_start, strict=True)
-            ],
-            "verdicts": [verdict._asdict() for verdict in judged],
-        }
+        stages = with_start_norms(stages, nets.norms_start)
+        return found.model_copy(update={"codebooks": tuple(stages), "verdicts": tuple(judged)})
 
     def chosen(self, source: Source, split: str, folds: Sequence[int] | None = None) -> list[int]:
-        """The items of a split that are probed."""
+        """The items of a split that are scored."""
         limit, seed = self.config.probe.items, self.config.seed
         return choose_items(len(source), limit, labels=source.labels, folds=folds, seed=seed, split=split)
 
-    def probed(self, encoder: Encoder) -> dict[str, Any] | None:
-        """The probe's result. In training, labelled data that is not whole costs the probe and not the run."""
+    def scores_of(self, encoder: Encoder) -> Scores | None:
+        """Scores of a frozen encoder, after those of the baselines.
+
+        In training, labelled data that cannot all be read costs the scores and not the run: None.
+        """
         try:
             self.measure_baselines()
-            found = self.probe_encoder(encoder)
+            found = self.score_encoder(encoder)
         except DataError as error:
             if self.strict:
                 raise
             self.progress.note(f"no probe, because the labelled data is not whole: {error}")
             return None
         self.progress.note(f"{'linear probe' if self.classifier == 'linear' else 'k-NN'}: {in_words(found)}")
-        if found.few_shot is not None:
-            found = found._replace(few_shot=beside(found.few_shot, self.results.value["baselines"]))
-        return found.as_dict()
+        return found
 
     def measure_baselines(self) -> None:
-        """The same on raw inputs and on the encoder before training, where the results do not have them yet.
+        """Score raw inputs and the untrained encoder, where the results do not have them yet.
 
         Runs in one folder often share both: the first of them measures for all.
         """
-        if self.results.value["baselines"]:
+        if self.results.value.baselines:
             return
         # Nothing has measured its patches, so it sees them plain: whitened ones read worse before training.
         untrained = build_encoder(self.config).to(self.machine.device).eval()
@@ -164,7 +137,7 @@ class Judge:
             self.progress.note(f"baselines as {run} measured them: same data, same start, same probe")
             self.results.set_baselines(baselines, key)
             return
-        self.progress.note("probing the baselines: raw features, untrained encoder")
+        self.progress.note("probing the baselines: raw input, untrained encoder")
         self.results.set_baselines(self.baselines(untrained), key)
 
     def baselines_key(self, untrained: Encoder) -> str | None:
@@ -174,25 +147,25 @@ class Judge:
             return None
         return make_key(
             {
-                **protocol_of(self.config), "method": self.classifier, "seed": self.config.seed, "items": data,
-                "weights": weights_digest(untrained), "encoder": self.config.encoder.model_dump(mode="json"),
-                "device": self.machine.device.type, **self.inputs(),
+                **protocol_of(self.config).model_dump(mode="json"), "method": self.classifier,
+                "seed": self.config.seed, "items": data, "weights": weights_digest(untrained),
+                "encoder": self.config.encoder.model_dump(mode="json"),
+                "device": self.machine.device.type, **self.collector.input_settings(),
             }
         )  # fmt: skip
 
-    def baselines(self, untrained: Encoder) -> dict[str, Any]:
-        """Raw inputs have no tokens to attend to, classical features neither."""
-        geometry, method = self.config.geometry.build(), self.vector_method()
-        raw = self.vectors(lambda x, valid: raw_features(x, valid, grid=geometry.grid))
-        found = {"raw": self.probe(self.kept(raw, {"features": "raw"}), method)}
-        found["untrained"] = self.probe_encoder(untrained)
+    def baselines(self, untrained: Encoder) -> dict[str, Scores]:
+        """Scores by name of the baseline. Raw and classical features have no tokens that could be attended to."""
+        geometry, method, collector = self.config.geometry.build(), self.vector_method(), self.collector
+        raw = collector.vectors(lambda x, valid: raw_features(x, valid, grid=geometry.grid), {"features": "raw"})
+        found = {"raw": self.score(raw, method), "untrained": self.score_encoder(untrained)}
         if self.config.probe.classical:
-            some = self.batches(Views(part_of(self.train, evenly_spaced(len(self.train)))))
-            found["classical"] = self.probe(self.vectors(fit_classical(some, geometry, self.config.seed)), method)
-        return {name: result.as_dict() for name, result in found.items()}
+            some = collector.batches(Views(part_of(self.train, evenly_spaced(len(self.train)))))
+            found["classical"] = self.score(collector.vectors(fit_classical(some, geometry, self.config.seed)), method)
+        return found
 
-    def probe_encoder(self, encoder: Encoder) -> Result:
-        """A classifier on the pooled features of a frozen encoder."""
+    def score_encoder(self, encoder: Encoder) -> Scores:
+        """All scores of a frozen encoder's features."""
         settings, grid = self.config.probe, self.config.geometry.build().grid
         kept = settings.axis if settings.pool == "axis" else None
         encoder.eval()
@@ -208,22 +181,21 @@ class Judge:
             if settings.pool == "class":
                 assert encoded.class_token is not None  # the config is refused without one
                 return encoded.class_token
-            mean = axis_pool(encoded.z, grid, kept, valid)
-            if not settings.deviation:
-                return mean
-            return torch.cat([mean, deviation_pool(encoded.z, grid, kept, valid)], dim=1)
+            return pool_tokens(encoded.z, grid, kept, valid, deviation=settings.deviation)
 
         what: dict[str, Any] = {
             "features": settings.pool, "axis": kept, "deviation": settings.deviation, "layer": settings.layer,
         }  # fmt: skip
-        if self.cache is not None:
+        if self.collector.cache is not None:
             what |= {"weights": weights_digest(encoder), "encoder": self.config.encoder.model_dump(mode="json")}
         if settings.pool == "attentive" and self.classifier == "linear":
-            tokens = self.kept(self.tokens(lambda x, valid: encode(x, valid).z), what)
-            return self.probe(tokens, partial(fit_attentive, seed=self.config.seed))
-        return self.probe(self.kept(self.vectors(pooled), what), self.vector_method())
+            items = len(self.train) + (0 if self.test is None else len(self.test))
+            tokens = self.collector.tokens(lambda x, valid: encode(x, valid).z, what, items=items)
+            return self.score(tokens, partial(fit_attentive, seed=self.config.seed))
+        return self.score(self.collector.vectors(pooled, what), self.vector_method())
 
     def vector_method(self) -> Method:
+        """The classifier of pooled features."""
         settings = self.config.probe
         if self.classifier == "neighbours":
             return fit_neighbours
@@ -231,30 +203,27 @@ class Judge:
             return fit_logistic
         return partial(fit_head, settings=settings, seed=self.config.seed, device=self.machine.device)
 
-    def probe(self, collect: Collect, method: Method) -> Result:
-        """The main scores, and beside them those with few labels, or of retrieval."""
+    def score(self, collect: Collect, method: Method) -> Scores:
+        """Collect features and call every scorer, the classifier of the main score first."""
         train = collect(self.train)
         test = None if self.test is None else collect(self.test)
-        return solved_once(lambda: self.solve(train, test, method))
 
-    def solve(self, train: Features, test: Features | None, method: Method) -> Result:
-        """On rank 0, which has the features of all."""
-        pairs, seed, settings = self.pairs(train, test), self.config.seed, self.config.probe
-        found = score_pairs(method, pairs(), seed=seed)
-        if self.classifier == "neighbours":
-            nearest = retrieval(pairs(), seed=seed)
-            return found._replace(retrieval=None if nearest is None else nearest.as_dict())
-        if settings.shots:
-            total = len(settings.shots) * settings.draws * sum(1 for _ in pairs())
-            few = few_shots(
-                pairs(), shots=settings.shots, draws=settings.draws, seed=seed,
-                tell=partial(self.show_progress, "few-shot probe", time.monotonic(), total),
+        def solve() -> dict[str, Any]:  # on rank 0, which has the features of all
+            began = time.monotonic()
+            task = Task(
+                self.pairs(train, test), self.config.probe, self.config.seed,
+                lambda what, total, done: self.collector.show_progress(what, total, done, began),
             )  # fmt: skip
-            return found._replace(few_shot=[one.as_dict() for one in few])
-        return found
+            scorers: list[Scorer] = [classify(method), *self.further]
+            found = Scores()
+            for scorer in scorers:
+                found = found.joined(scorer(task))
+            return found.model_dump()
+
+        return Scores.model_validate(distributed.done_once(solve))
 
     def pairs(self, train: Features, test: Features | None) -> Callable[[], Iterator[Pair]]:
-        """Training and test items as often as they are asked for."""
+        """Training and test items, as often as they are asked for."""
         seed = self.config.seed
         if self.folds is not None:
             return partial(fold_pairs, train, self.folds, seed=seed)
@@ -263,85 +232,20 @@ class Judge:
             return partial(fold_pairs, items, stratified_folds(items.y, FOLDS, seed=seed), seed=seed)
         if test is None:
             train, test = split_features(train, seed=seed)
-        if not (self.warned or test.several) and len(np.unique(test.y)) == 1:
+        if not (self.warned or test.multilabel) and len(np.unique(test.y)) == 1:
             self.warned = True
             self.progress.note(f"all {len(test.y)} items that are scored are of one class: the scores say nothing.")
         return partial(split_pairs, train, test, seed=seed)
 
-    def kept(self, collect: Collect, what: Mapping[str, Any]) -> Collect:
-        """The same, read from the cache where these features (`what`) of the same items were collected before."""
-        cache, seen = self.cache, self.inputs()
-        if cache is None or distributed.is_active():  # ranks might not agree on what is kept
-            return collect
 
-        def kept(source: Source) -> Features:
-            items = data_digest(source)
-            if items is None:
-                return collect(source)
-            device = self.machine.device.type
-            return cache.get(make_key({**what, **seen, "items": items, "device": device}), lambda: collect(source))
-
-        return kept
-
-    def inputs(self) -> dict[str, Any]:
-        """The settings that make inputs of items."""
-        aside = {"root", "manifest", "workers", "cache_mb", "bad_share"}
-        sections = {"data": self.config.data, "geometry": self.config.geometry, **settings_of(self.config)}
-        return {name: section.model_dump(mode="json", exclude=aside) for name, section in sections.items()}
-
-    def vectors(self, features: Callable[[Tensor, Tensor | None], Tensor]) -> Collect:
-        def collect(source: Source) -> Features:
-            views = Views(source)
-            return collect_features(self.batches(views), features, views=views.views)
-
-        return collect
-
-    def tokens(self, tokens: Callable[[Tensor, Tensor | None], Tensor]) -> Collect:
-        items = len(self.train) + (0 if self.test is None else len(self.test))
-
-        def collect(source: Source) -> Features:
-            views = Views(source)
-            return collect_tokens(self.batches(views), tokens, views=views.views, items=items)
-
-        return collect
-
-    def codebooks(self, nets: Nets) -> list[Any]:
-        """Codebook health over a full pass of the training data."""
-        data = self.config.data
-        assert data.mean is not None  # a run's config always has them
-        assert data.std is not None
-        # A loader, because a file that cannot be read must not end a pretraining run here: it is replaced.
-        loader = Loader(
-            source=self.everything, seed=self.config.seed, phase="codebooks",
-            batch=self.rows * distributed.world_size(), mean=data.mean, std=data.std, workers=data.workers,
-            rank=distributed.rank(), world_size=distributed.world_size(),
-        )  # fmt: skip
-        batches = loader.first(len(self.everything), rows=self.rows)
-        return codebook_health(nets.tokenizer, (move(batch, self.machine.device) for batch in batches))
-
-    def batches(self, source: Views) -> Iterator[Batch]:
-        """All views of all items, those of an item in one batch."""
-        data = self.config.data
-        assert data.mean is not None  # a run's config always has them
-        assert data.std is not None
-        rows, began, done = max(1, self.rows // source.views) * source.views, time.monotonic(), 0
-        for batch in sequential(
-            source, batch=rows, mean=data.mean, std=data.std, workers=data.workers,
-            rank=distributed.rank(), world_size=distributed.world_size(),
-        ):  # fmt: skip
-            yield move(batch, self.machine.device)
-            done += len(batch.x) * distributed.world_size()
-            self.show_progress("features of items", began, len(source), min(done, len(source)))
-
-    def show_progress(self, what: str, began: float, total: int, done: int) -> None:
-        """A line about work that takes long; what is soon done goes without."""
-        if (spent := time.monotonic() - began) > QUIET_SECONDS:
-            text = f"{what} {done:,}/{total:,}"
-            self.progress.show(f"{text} · ETA {clock(spent / done * (total - done))}", text)
+def further_scorers(settings: ProbeConfig, classifier: Literal["linear", "neighbours"]) -> list[str]:
+    """Names of the scorers beside the main classifier."""
+    own = ["retrieval"] if classifier == "neighbours" else ["few_shot"] if settings.shots else []
+    return list(dict.fromkeys([*own, *settings.scorers]))
 
 
 def without_test(splits: Splits) -> Splits:
-    """The same data before anybody has looked at its test items: a part of the training items stands in for them.
+    """Drop the test split and hold out part of the training items instead.
 
     Of data in folds the last one is left out, and the others, if there are two, test each other.
     """
@@ -352,42 +256,44 @@ def without_test(splits: Splits) -> Splits:
     return splits._replace(train=train, test=None, folds=folds if folds is not None and len(set(folds)) > 1 else None)
 
 
-def protocol_of(config: Config) -> dict[str, Any]:
-    """What the scores of a results file were found by; those of another protocol do not stand beside them."""
-    settings = config.probe.model_dump(mode="json", exclude={"enabled", "cache_mb", "training_items"})
-    if settings["layer"] is None:
-        del settings["layer"]  # as files have it that are older than the setting
-    return {"probe": settings, "classifier": CLASSIFIER}
+def protocol_of(config: Config) -> Protocol:
+    """How a run measures its own scores; keys that change no score have their defaults."""
+    defaults = ProbeConfig()
+    kept = {key: getattr(defaults, key) for key in NO_SCORE}
+    return Protocol(probe=config.probe.model_copy(update=kept), classifier=CLASSIFIER)
 
 
-def probe_header(config: Config, folder: Path | None = None) -> dict[str, Any]:
-    """The head of a results file. Scores of other items have another title, because titles are compared."""
+def probe_header(config: Config, folder: Path | None = None) -> Results:
+    """Results without scores. Scores of other items have another title, because titles are compared."""
     header = results_header(config, folder)
-    title = f"{header['title']}{SCORED[config.probe.on]}"
-    return {**header, "title": title, "protocol": protocol_of(config)}
+    title = f"{header.title}{SCORED[config.probe.on]}"
+    return header.model_copy(update={"title": title, "protocol": protocol_of(config)})
 
 
-def going_on(config: Config, results: Results, progress: ProgressLine) -> Config:
-    """A run that is continued with other settings of the probe goes on with those its results began with."""
-    header, known = probe_header(config), results.value.get("protocol")
-    if known == header["protocol"] or not (results.value["baselines"] or results.value["evaluations"]):
-        results.value.update(header)
+def probe_settings_of_run(config: Config, results: ResultsFile, progress: ProgressLine) -> Config:
+    """The config with the probe settings that the run's results began with, where they hold any scores."""
+    header, known = probe_header(config), results.value.protocol
+    if known == header.protocol or not (results.value.baselines or results.value.evaluations):
+        kept = {"baselines", "baselines_key", "evaluations"}
+        results.value = header.model_copy(update={key: getattr(results.value, key) for key in kept})
         return config
-    if not isinstance(known, dict) or known.get("classifier") != CLASSIFIER:
-        return config  # of an older version: there is no going on by its rules
+    if known is None or known.probe is None or known.classifier != CLASSIFIER:
+        return config  # of an older version: its rules are not known here
     progress.note(
         "results.json goes on with the settings of the probe that it began with; "
         "`bridle probe` measures all iterations by others."
     )
-    own = ProbeConfig.model_validate_json(json.dumps(known["probe"]))
-    kept = {key: getattr(config.probe, key) for key in ("enabled", "cache_mb", "training_items")}
-    return config.model_copy(update={"probe": own.model_copy(update=kept)})
+    own = {key: getattr(config.probe, key) for key in NO_SCORE}
+    return config.model_copy(update={"probe": known.probe.model_copy(update=own)})
 
 
-def solved_once(solve: Callable[[], Result]) -> Result:
-    """Rank 0 solves, all ranks get what it found."""
-    if not distributed.is_active():
-        return solve()
-    name, fields = distributed.done_once(lambda: (type(found := solve()).__name__, found._asdict()))
-    kind = ProbeResult if name == ProbeResult.__name__ else LabelsResult
-    return kind(**fields)
+def in_words(found: Scores) -> str:
+    """The main scores for a line of text."""
+    if found.main is None or found.interval is None:
+        return "no score"
+    low, high = found.interval
+    folds = "" if found.sd is None else f", sd {found.sd:.3f} over {len(found.folds)} folds"
+    told = f"{found.name} {found.main:.3f} (95 % interval {low:.3f}–{high:.3f}{folds})"
+    if found.mean_auc is None:
+        return told
+    return f"{told}, AUC {found.mean_auc:.3f}, d′ {'∞' if found.d_prime is None else f'{found.d_prime:.2f}'}"

@@ -1,4 +1,4 @@
-"""`bridle finetune`: train a run's encoder on labels and judge it on items it never saw.
+"""`bridle finetune`: train a run's encoder on labels and score it on items it never saw.
 
 RUN/finetune/iter2-3f9c21/[fold1/]            config.yaml, metrics.jsonl, checkpoints, scores.safetensors, figures.json
 RUN/finetune/iter2-3f9c21/result.json         what all its folds say together
@@ -12,7 +12,6 @@ scored once, by the weights after the last step.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,24 +31,30 @@ from bridle.data.loading.mixing import mixed
 from bridle.data.sources import Labels, Source, Splits
 from bridle.data.subset import part_of
 from bridle.errors import ConfigError, DataError, UsageError
-from bridle.evaluate.features import stratified
+from bridle.evaluate.features import choose_items, stratified
 from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, true_labels
-from bridle.evaluate.probe import Part, summarise
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
-from bridle.evaluate.subsample import choose_items
-from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
-from bridle.files import read_json
+from bridle.evaluate.scorers.probe import Part, summarise
+from bridle.evaluate.transfer import fitted_to, on_other_data, results_name, with_measured_statistics
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.checkpoint import write_json
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
-from bridle.seeding import generator, mix
+from bridle.runs.results import (
+    Evaluation,
+    Protocol,
+    ResultsFile,
+    Scores,
+    read_record,
+    results_header,
+    write_record,
+)
+from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_nets
 from bridle.train.finetune import Loss, Tuned, finetune
-from bridle.train.run import Results, Run, locked_by_first, open_machine, results_header
+from bridle.train.run import Run, locked_by_first, open_machine
 
 MAY_CHANGE = (
     *("finetune.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb", "data.bad_share"),
@@ -75,7 +80,7 @@ class Task(NamedTuple):
     """What is learnt."""
 
     classes: int
-    several: bool  # may an item have several labels?
+    multilabel: bool  # may an item have several labels?
     loss: Loss
 
 
@@ -110,7 +115,7 @@ def finetune_run(
     start = find_start(folder, config, iteration)
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         config = with_measured_statistics(config)
-        place = run.finetune(f"{start.name}-{protocol_digits(config, on)}").path
+        place = run.finetune(f"{start.name}-{protocol(config, on).digits}").path
         if distributed.done_once((place / "result.json").is_file):
             tell_changes(place, config)
         else:
@@ -120,7 +125,8 @@ def finetune_run(
                 everyone = callbacks if distributed.rank() == 0 else ()
                 job = Job(place, config, start, stop, everyone, command, trained=trained)
                 entry = job.entry()
-                distributed.done_once(lambda: write_json(place / "result.json", entry))
+                if distributed.rank() == 0:
+                    write_record(place / "result.json", entry)
         return gather_results(folder, config, on)
 
 
@@ -145,7 +151,7 @@ class Job:
         self.callbacks, self.command, self.trained = callbacks, command, trained
         self.machine, self.progress = open_machine(config.runtime), ProgressLine()
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Evaluation:
         """Train and score what is still missing."""
         splits = open_data(self.config)
         for note in splits.notes:
@@ -159,20 +165,25 @@ class Job:
                 self.progress.note(f"fine-tuning from {self.start.name}{which}: {len(unit.train)} items")
                 distributed.done_once(partial(folder.mkdir, exist_ok=True))
                 self.tune(folder, unit, task)
-        data = splits_digest(splits)
-        return {**distributed.done_once(lambda: self.together(units)), "data": data}
+        return self._entry(
+            Scores.model_validate(distributed.done_once(lambda: self.together(units).model_dump(mode="json"))),
+            data=splits_digest(splits),
+        )
 
-    def together(self, units: Sequence[Unit]) -> dict[str, Any]:
-        """What all folds say, as an entry."""
-        figures = [read_json(self.place / unit.name / FIGURES) for unit in units]
-        found = figures[0]
-        if len(units) > 1:
-            found = summarise([self.scored_part(unit) for unit in units], seed=self.config.seed, began=0.0).as_dict()
-            found["seconds"] = sum(one["seconds"] for one in figures)
-        return {"iteration": self.start.iteration, "start": self.start.name, "phase": "finetune", "finetune": found}
+    def _entry(self, scores: Scores, data: str | None = None) -> Evaluation:
+        iteration, start = self.start.iteration, self.start.name
+        return Evaluation(iteration=iteration, start=start, phase="finetune", finetune=scores, data=data)
+
+    def together(self, units: Sequence[Unit]) -> Scores:
+        """The scores over all folds."""
+        each = [read_record(Scores, self.place / unit.name / FIGURES) for unit in units]
+        if len(units) == 1:
+            return each[0]
+        found = summarise([self.scored_part(unit) for unit in units], seed=self.config.seed, began=0.0)
+        return found.model_copy(update={"seconds": sum(one.seconds for one in each)})
 
     def scored_part(self, unit: Unit) -> Part:
-        """What the unit's model said of its test items."""
+        """The scores that the unit's model gave its test items."""
         scored = Scored.read(self.place / unit.name / SCORES)
         steps = self.config.finetune.step_count(len(unit.train))
         chance = blind_score(labels_of(unit.train), scored)
@@ -200,25 +211,26 @@ class Job:
                     unit.test,
                     config=self.config,
                     machine=self.machine,
-                    several=task.several,
+                    multilabel=task.multilabel,
                     exclusive=task.loss == "ce",
                 )
             failpoints.hit("evaluation.end")
-            figures = distributed.done_once(lambda: self.figures(folder, unit, scored))
+            found = distributed.done_once(lambda: self.write_scores(folder, unit, scored))
             for callback in everyone:
-                callback.on_evaluation({"iteration": self.start.iteration, "finetune": figures})
+                callback.on_evaluation(found)
         finally:
             for callback in everyone:
                 callback.on_end()
 
-    def figures(self, folder: Path, unit: Unit, scored: Scored | None) -> dict[str, Any]:
-        """Write what one model is worth; rank 0's work."""
+    def write_scores(self, folder: Path, unit: Unit, scored: Scored | None) -> dict[str, Any]:
+        """Write the scores of one model; rank 0's work. Returns what callbacks are told."""
         assert scored is not None  # rank 0 has the scores of all items
         scored.save(folder / SCORES)
-        figures = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0).as_dict()
-        figures["seconds"] = training_seconds(RunFolder(folder).metrics(), self.config.finetune.batch)
-        write_json(folder / FIGURES, figures)
-        return figures
+        seconds = training_seconds(RunFolder(folder).metrics(), self.config.finetune.batch)
+        found = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0)
+        found = found.model_copy(update={"seconds": seconds})
+        write_record(folder / FIGURES, found)
+        return self._entry(found).model_dump(mode="json")
 
     def build(self, task: Task) -> Tuned:
         """The starting encoder with a new head, and a second one for the mean of the weights if wanted."""
@@ -235,7 +247,7 @@ class Job:
 
 def tell_changes(place: Path, config: Config) -> None:
     """Say so if a finished result is of other data; hours of training are not done again unasked."""
-    progress, known = ProgressLine(), distributed.done_once(lambda: read_json(place / "result.json").get("data"))
+    progress, known = ProgressLine(), distributed.done_once(lambda: read_record(Evaluation, place / "result.json").data)
     try:
         changed = splits_digest(open_data(config)) != known
     except DataError as error:
@@ -266,10 +278,10 @@ def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
 
 
 def find_task(splits: Splits, config: Config) -> Task:
-    """How many classes there are, whether items have several, and the loss; what cannot be learnt is refused."""
+    """How many classes there are, whether items have multilabel, and the loss; what cannot be learnt is refused."""
     where = config.data.manifest or config.data.root or config.data.source
     labels = [*labels_of(splits.train, where), *(labels_of(splits.test, where) if splits.test is not None else ())]
-    several = any(isinstance(label, tuple) for label in labels)
+    multilabel = any(isinstance(label, tuple) for label in labels)
     present = {one for label in labels for one in label_set(label)}
     names = splits.train.classes
     classes = max(present, default=-1) + 1 if names is None else len(names)
@@ -278,9 +290,9 @@ def find_task(splits: Splits, config: Config) -> Task:
     if max(present) >= classes or min(present) < 0:
         raise DataError(f"{where}: labels go from {min(present)} to {max(present)}, but there are {classes} classes.")
     wanted = config.finetune.loss
-    if several and wanted == "ce":
+    if multilabel and wanted == "ce":
         raise ConfigError("finetune.loss: 'ce' needs one label per item, but some have several; use 'bce' or 'auto'.")
-    return Task(classes, several, ("bce" if several else "ce") if wanted == "auto" else wanted)
+    return Task(classes, multilabel, ("bce" if multilabel else "ce") if wanted == "auto" else wanted)
 
 
 def labels_of(source: Source, where: str = "the data") -> Labels:
@@ -311,7 +323,7 @@ def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
                 )
         return units
     labels = labels_of(splits.train)
-    truth = true_labels([labels[i] for i in kept], task.classes, several=task.several)
+    truth = true_labels([labels[i] for i in kept], task.classes, multilabel=task.multilabel)
     held = stratified(truth, TEST_SHARE, generator(config.seed, "probe split"))  # the same that a probe holds back
     if not held.any():
         raise DataError("cannot hold back a test split: no class has two items; add labelled items or a test split.")
@@ -329,27 +341,19 @@ def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: st
     return Unit(name, part_of(source, indices[~held].tolist()), part_of(source, indices[held].tolist()))
 
 
-def protocol(config: Config, on: str | None = None) -> dict[str, Any]:
+def protocol(config: Config, on: str | None = None) -> Protocol:
     """What makes two fine-tunings comparable; where they start from is told apart by name."""
-    return {
-        **({} if on is None else other_inputs(config)),
-        "finetune": config.finetune.model_dump(mode="json", exclude={"from_scratch"}),
-        **data_protocol(config),
-        "seed": config.seed,
-    }
-
-
-def protocol_digits(config: Config, on: str | None = None) -> str:
-    """Six digits that name the protocol."""
-    return f"{mix(json.dumps(protocol(config, on), sort_keys=True)) & 0xFFFFFF:06x}"
+    finetune = config.finetune.model_copy(update={"from_scratch": False})
+    return data_protocol(config, on).model_copy(update={"finetune": finetune})
 
 
 def gather_results(folder: Path, config: Config, on: str | None) -> Path:
     """Write RUN/finetune.json, or finetune-ON.json: every start that is finished under these settings."""
-    header = {**results_header(config, folder), "protocol": protocol(config, on)}
-    results = Results.anew(folder / results_name("finetune.json", on), header)
-    for path in sorted(RunFolder(folder).finetune().path.glob(f"*-{protocol_digits(config, on)}/result.json")):
-        results.add(read_json(path))
+    own = protocol(config, on)
+    header = results_header(config, folder).model_copy(update={"protocol": own})
+    results = ResultsFile.anew(folder / results_name("finetune.json", on), header)
+    found = sorted(RunFolder(folder).finetune().path.glob(f"*-{own.digits}/result.json"))
+    results.add(*(read_record(Evaluation, path) for path in found))
     return results.path
 
 

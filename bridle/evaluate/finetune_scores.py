@@ -45,7 +45,7 @@ class Scored(NamedTuple):
 
 @torch.no_grad()
 def score_items(
-    model: Classifier, source: Source, *, config: Config, machine: Machine, several: bool, exclusive: bool
+    model: Classifier, source: Source, *, config: Config, machine: Machine, multilabel: bool, exclusive: bool
 ) -> Scored | None:
     """Score every item in fp32, eval mode, over all its views; an item that cannot be read stops it by name.
 
@@ -79,12 +79,12 @@ def score_items(
     scores = joined.unflatten(0, (len(source), views.views)).mean(1)  # (N·V, K) -> (N, K)
     if not bool(torch.isfinite(scores).all()):
         raise NonFiniteError("scores of the fine-tuned model are not finite; try a lower finetune.learning_rate.")
-    return Scored(scores.numpy(), true_labels(source.labels, model.classes, several=several))
+    return Scored(scores.numpy(), true_labels(source.labels, model.classes, multilabel=multilabel))
 
 
-def true_labels(labels: Labels, classes: int, *, several: bool) -> NDArray[Any]:
+def true_labels(labels: Labels, classes: int, *, multilabel: bool) -> NDArray[Any]:
     """(N,) classes, or (N, K) bool."""
-    if not several:
+    if not multilabel:
         return np.array([label_set(label)[0] for label in labels], dtype=np.int64)
     truth = np.zeros((len(labels), classes), dtype=bool)
     for item, label in enumerate(labels):

@@ -23,19 +23,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bridle.runs.results import Interval
+
 Array = NDArray[Any]
 RankingScore = Callable[["Ranking", Array | None], Array]  # of a ranking and counts (N,), per class (K,)
 
 DRAWS = 1000  # of a bootstrap
 DRAWN_SCORES = 500_000_000  # scores gone through by the bootstrap of a ranking; large sets get fewer draws
 FEWEST_DRAWS = 100
-
-
-class Interval(NamedTuple):
-    """The middle 95 % of a bootstrap."""
-
-    low: float
-    high: float
 
 
 # one label per item

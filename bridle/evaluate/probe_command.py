@@ -2,14 +2,14 @@
 
 The result files have one form: a header with the protocol, the baselines, and one entry per finished iteration whose
 `probe` holds the scores. The protocol names the data by its files, so that what was measured before they changed is
-measured again.
+measured again. Results of another protocol are kept beside, as probe-3f9c21.json.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from bridle import distributed
 from bridle.config import Config, differences, with_absolute_paths
@@ -19,13 +19,14 @@ from bridle.data.digests import splits_digest
 from bridle.data.loading.cache import MEGABYTE
 from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
-from bridle.evaluate.evaluator import Judge, probe_header, protocol_of
+from bridle.evaluate.evaluator import Evaluator, probe_header, protocol_of
 from bridle.evaluate.feature_cache import FeatureCache
 from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Evaluation, Protocol, Results, ResultsFile, read_results
 from bridle.train.algorithm1 import restore_nets, step_of
-from bridle.train.run import Results, open_machine
+from bridle.train.run import open_machine
 
 # Which items are seen, and how much of each.
 DATA_KEYS = ("root", "manifest", "layout", "segments", "test_fold", "views", "trim")
@@ -36,11 +37,11 @@ MAY_CHANGE = (
 
 
 class Opened(NamedTuple):
-    """What is judged, and on what."""
+    """What is evaluated, and on what."""
 
     ends: list[Path]  # checkpoints
     splits: Splits
-    data: str | None  # names the data as it is now, where that can be told
+    data: str | None  # digest of the data as it is now, where it has one
     progress: ProgressLine
 
 
@@ -69,9 +70,9 @@ def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
         opened = _open(folder, config)
         results = _results(RunFolder(folder).results("curve"), _header(config, folder, opened.data), opened.progress)
         take_over_baselines(folder, trained, config, results, data=opened.data)
-        judge = _judge(folder, config, results, opened, "linear")
-        known = {(entry["iteration"], entry["step"]) for entry in results.value["evaluations"]}
-        judge.measure_baselines()
+        evaluator = _evaluator(folder, config, results, opened, "linear")
+        known = {entry.place for entry in results.value.evaluations}
+        evaluator.measure_baselines()
         for path in RunFolder(folder).encoder_checkpoints():
             loaded = load_checkpoint(path)
             iteration, step = int(loaded.state["iteration"]), step_of(loaded)
@@ -80,10 +81,11 @@ def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
             if is_known or (iteration, step) in known:
                 continue
             opened.progress.note(f"probing {path.name}")
-            encoder = restore_nets(trained, loaded).encoder.to(judge.machine.device).eval()
+            encoder = restore_nets(trained, loaded).encoder.to(evaluator.machine.device).eval()
             seconds = RunFolder(folder).cpu_seconds_at(phase_index=int(loaded.state["phase_index"]), step=step)
-            point = {"iteration": iteration, "step": step, "cpu_seconds": seconds}
-            results.add({**point, "phase": str(loaded.state["phase"]), "probe": judge.probed(encoder)})
+            phase, scores = str(loaded.state["phase"]), evaluator.scores_of(encoder)
+            point = Evaluation(iteration=iteration, phase=phase, step=step, cpu_seconds=seconds, probe=scores)
+            results.add(point)
         return results.path
 
 
@@ -95,35 +97,34 @@ def knn_run(folder: Path, overrides: Sequence[str], *, on: str | None = None) ->
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         config = with_measured_statistics(config)
         opened = _open(folder, config)
-        header = {**_header(config, folder, opened.data, on), "evaluation": "k-NN"}
+        header = _header(config, folder, opened.data, on).model_copy(update={"evaluation": "k-NN"})
         results = _results(folder / results_name("knn.json", on), header, opened.progress)
         return _evaluate(folder, trained, config, results, opened, "neighbours")
 
 
-def take_over(folder: Path, trained: Config, config: Config, results: Results, *, data: str | None) -> None:
+def take_over(folder: Path, trained: Config, config: Config, results: ResultsFile, *, data: str | None) -> None:
     """Use what the run itself has already measured by the same protocol, if all of it was on this data."""
-    if results.value["evaluations"]:
-        return
-    for entry in take_over_baselines(folder, trained, config, results, data=data):
-        if entry["probe"] is not None:
-            results.add(entry)
+    if not results.value.evaluations:
+        known = take_over_baselines(folder, trained, config, results, data=data)
+        if measured := [entry for entry in known if entry.probe is not None]:
+            results.add(*measured)
 
 
 def take_over_baselines(
-    folder: Path, trained: Config, config: Config, results: Results, *, data: str | None
-) -> list[dict[str, Any]]:
+    folder: Path, trained: Config, config: Config, results: ResultsFile, *, data: str | None
+) -> Sequence[Evaluation]:
     """The same with the baselines alone; returns the evaluations that stand beside them."""
     path, same_probe = RunFolder(folder).results(), trained.model_copy(update={"probe": config.probe})
     if not path.is_file() or _header(config, folder, data) != _header(same_probe, folder, data):
         return []
-    known = Results(path, {}).value
-    if known.get("protocol") != protocol_of(config):
+    known = read_results(path)
+    if known.protocol != protocol_of(config):
         return []  # an older version, or a run that was continued with other settings
-    if any(entry.get("data") != data for entry in known["evaluations"]):
+    if any(entry.data != data for entry in known.evaluations):
         return []  # the baselines then are of other data too
-    if known["baselines"] and not results.value["baselines"]:
-        results.set_baselines(known["baselines"])
-    return list(known["evaluations"])
+    if known.baselines and not results.value.baselines:
+        results.set_baselines(known.baselines)
+    return known.evaluations
 
 
 def _open(folder: Path, config: Config) -> Opened:
@@ -144,38 +145,39 @@ def _evaluate(
     folder: Path,
     trained: Config,
     config: Config,
-    results: Results,
+    results: ResultsFile,
     opened: Opened,
     classifier: Literal["linear", "neighbours"],
 ) -> Path:
-    """Judge the encoder of every finished iteration that the results do not hold yet."""
-    progress, judge = opened.progress, _judge(folder, config, results, opened, classifier)
+    """Evaluate the encoder of every finished iteration that the results do not hold yet."""
+    evaluator = _evaluator(folder, config, results, opened, classifier)
     for path in opened.ends:
         loaded = load_checkpoint(path)
         iteration, phase = int(loaded.state["iteration"]), str(loaded.state["phase"])
-        if results.has(iteration):
+        if results.value.at(iteration) is not None:
             continue
-        progress.note(f"probing {path.name}")
+        opened.progress.note(f"probing {path.name}")
         nets = restore_nets(trained, loaded)
         for module in nets.modules().values():
-            module.to(judge.machine.device).eval()
+            module.to(evaluator.machine.device).eval()
         same_inputs = config.geometry == trained.geometry and config.data.mean == trained.data.mean
-        fitted_to(nets.encoder, config, progress)
-        # Codebooks are judged on what their tokenizer was trained on.
-        codebooks = classifier == "linear" and same_inputs
-        found = judge(nets) if codebooks else {"probe": judge.probed(nets.encoder)}
-        results.add({"iteration": iteration, "phase": phase, **found})
+        fitted_to(nets.encoder, config, opened.progress)
+        # Codebooks are examined on what their tokenizer was trained on.
+        if classifier == "linear" and same_inputs:
+            results.add(evaluator(nets, iteration, phase))
+        else:
+            results.add(Evaluation(iteration=iteration, phase=phase, probe=evaluator.scores_of(nets.encoder)))
     return results.path
 
 
-def _judge(
-    folder: Path, config: Config, results: Results, opened: Opened, classifier: Literal["linear", "neighbours"]
-) -> Judge:
+def _evaluator(
+    folder: Path, config: Config, results: ResultsFile, opened: Opened, classifier: Literal["linear", "neighbours"]
+) -> Evaluator:
     # A probe computes in fp32, whatever the run was trained in.
     machine = open_machine(config.runtime, precision="fp32")
     kept = FeatureCache(RunFolder(folder).cache, limit=config.probe.cache_mb * MEGABYTE, tell=opened.progress.note)
     cache = kept if config.probe.cache_mb else None
-    return Judge(
+    return Evaluator(
         config, opened.splits, machine, results, opened.progress, strict=True, classifier=classifier, cache=cache
     )
 
@@ -194,32 +196,24 @@ def _configs(folder: Path, overrides: Sequence[str], on: str | None = None) -> t
     return trained, config
 
 
-def _results(path: Path, header: Mapping[str, Any], progress: ProgressLine) -> Results:
-    """What the file holds, if it was found by the same protocol on the same data."""
-    results, wanted = Results(path, header), header["protocol"]
-    known = results.value.get("protocol")
-    if known == wanted:
-        return results
-    if isinstance(known, dict) and {**known, "data": None} == {**wanted, "data": None}:
+def _results(path: Path, header: Results, progress: ProgressLine) -> ResultsFile:
+    """What was measured by the same protocol on the same data; other protocols are kept in files beside."""
+    before, wanted = read_results(path).protocol if path.is_file() else None, header.protocol
+    if before is not None and wanted is not None and before != wanted and before.digits == wanted.digits:
         progress.note(f"{path.name}: files or labels of the data have changed since; measuring again.")
-    return Results.anew(path, header)
+    return ResultsFile.of_protocol(path, header)
 
 
-def data_protocol(config: Config) -> dict[str, Any]:
-    """Which items were scored, and how much of each; without `trim` where it is off, as older files have it."""
-    data = config.data.model_dump(mode="json", include=set(DATA_KEYS))
-    return {key: value for key, value in data.items() if key != "trim" or value}
+def data_protocol(config: Config, on: str | None = None) -> Protocol:
+    """Which items are scored, and how much of each; on another data set, how they are seen."""
+    data = {key: getattr(config.data, key) for key in DATA_KEYS}
+    other = {} if on is None else {"on": config.name, "inputs": other_inputs(config)}
+    return Protocol(**data, **other, seed=config.seed)
 
 
-def _header(config: Config, folder: Path, digest: str | None, on: str | None = None) -> dict[str, Any]:
-    data = data_protocol(config)
+def _header(config: Config, folder: Path, digest: str | None, on: str | None = None) -> Results:
     head = probe_header(config, folder)
-    protocol = {
-        **head["protocol"],
-        **({} if on is None else other_inputs(config)),
-        **data,
-        "data": digest,
-        "crops": config.video.crops,
-        "seed": config.seed,
-    }
-    return {**head, "protocol": protocol}
+    assert head.protocol is not None
+    own = {"probe": head.protocol.probe, "classifier": head.protocol.classifier}
+    protocol = data_protocol(config, on).model_copy(update={**own, "data": digest, "crops": config.video.crops})
+    return head.model_copy(update={"protocol": protocol})

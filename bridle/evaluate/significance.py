@@ -1,28 +1,27 @@
-"""Two models on the same ground: differences of scores that were made pairwise, and what is chance about them.
+"""Paired differences of scores and their 95 % intervals.
 
 Over seeds, folds or draws: d_1 … d_n are differences of two scores each, t the 97.5 % point of Student's distribution,
 
     change = mean(d) ± t · sd(d)/√n      from n = 2 on.
 
 Over test items, where there is one seed: d_i ∈ {−1, 0, 1} says which of the two models was right about item i. Their
-mean has a bootstrap interval, and McNemar's exact test asks how likely so uneven a split of the items that only one
-model answered would be if both were equally good. So that this can be done later, results keep one bit per item.
+mean has a bootstrap interval, and McNemar's exact test gives the probability of so uneven a split of the items that
+only one model answered, if both were equally good. Results keep one bit per item for it.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from statistics import mean, stdev
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from bridle.evaluate.metrics import Array, bootstrap_interval
+from bridle.runs.results import Hits
 
 SIGNIFICANT = 0.05  # of McNemar's test
 NO_SPREAD = 1e-9  # half an interval that is only rounding
@@ -64,39 +63,12 @@ def compare(own: Sequence[float], other: Sequence[float]) -> Change:
     return Change(mean(differences), half_width(differences) if n > 1 else None, n)
 
 
-class Hits(NamedTuple):
-    """Which test items were answered rightly, in the order they were tested."""
-
-    right: Array  # (N,) bool
-    sizes: tuple[int, ...]  # items of each fold, which follow one another; the only number without folds
-    truth: str  # names the labels of the items: hits of other items are not compared
-
-    def packed(self) -> dict[str, Any]:
-        """For JSON: a bit an item."""
-        bits = base64.b64encode(np.packbits(self.right).tobytes()).decode()
-        return {"items": len(self.right), "sizes": list(self.sizes), "truth": self.truth, "bits": bits}
-
-
 def make_hits(right: Array, truth: Sequence[Array]) -> Hits:
     """Hits (N,) of items whose labels are given fold by fold."""
     digest = hashlib.sha256()
     for labels in truth:
         digest.update(np.ascontiguousarray(labels, dtype=np.int64).tobytes())
-    return Hits(right, tuple(len(labels) for labels in truth), digest.hexdigest()[:12])
-
-
-def read_hits(result: Mapping[str, Any]) -> Hits | None:
-    """The hits of a stored result; None where it has none that can be read."""
-    found = result.get("hits")
-    try:
-        items, sizes = int(found["items"]), tuple(int(size) for size in found["sizes"])  # type: ignore[index]
-        raw = np.frombuffer(base64.b64decode(found["bits"], validate=True), dtype=np.uint8)  # type: ignore[index]
-        truth = str(found["truth"])  # type: ignore[index]
-    except (TypeError, KeyError, ValueError, binascii.Error):
-        return None
-    if min(sizes, default=0) < 1 or sum(sizes) != items or len(raw) != (items + 7) // 8:
-        return None
-    return Hits(np.unpackbits(raw, count=items).astype(bool), sizes, truth)
+    return Hits.pack(right, sizes=[len(labels) for labels in truth], truth=digest.hexdigest()[:12])
 
 
 def compare_hits(own: Hits | None, other: Hits | None, *, generator: torch.Generator) -> Change | None:
@@ -105,10 +77,11 @@ def compare_hits(own: Hits | None, other: Hits | None, *, generator: torch.Gener
         return None
     from scipy.stats import binomtest
 
-    differences = own.right.astype(np.int64) - other.right
+    mine, theirs = own.right, other.right
+    differences = mine.astype(np.int64) - theirs
     low, high = bootstrap_interval(differences, generator=generator, sizes=own.sizes)
     change = mean(float(fold.mean()) for fold in np.split(differences, np.cumsum(own.sizes)[:-1]))
-    only_own, only_other = int((own.right & ~other.right).sum()), int((other.right & ~own.right).sum())
+    only_own, only_other = int((mine & ~theirs).sum()), int((theirs & ~mine).sum())
     apart = only_own + only_other
     p = float(binomtest(only_own, apart).pvalue) if apart else 1.0
-    return Change(change, (high - low) / 2, len(own.right), "items", p)
+    return Change(change, (high - low) / 2, own.items, "items", p)

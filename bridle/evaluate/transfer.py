@@ -86,4 +86,4 @@ def other_inputs(config: Config) -> dict[str, Any]:
     """What makes inputs of another data set's items, for protocols."""
     sections = {"geometry": config.geometry, **settings_of(config)}
     inputs = {name: section.model_dump(mode="json") for name, section in sections.items()}
-    return {"on": config.name, **inputs, "mean": config.data.mean, "std": config.data.std}
+    return {**inputs, "mean": list(config.data.mean or ()), "std": list(config.data.std or ())}

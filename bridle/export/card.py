@@ -10,11 +10,10 @@ from collections.abc import Iterator
 
 from bridle.data.modality import modality_of
 from bridle.export.load import Trained
-from bridle.report.numbers import decimal, percent, thousands
-from bridle.report.runs import items, main_score, mapping, number, score_name
+from bridle.report.runs import decimal, items, mapping, percent, thousands
+from bridle.runs.results import BASELINES, Evaluation, Results, readable_part
 
 UNKNOWN = "not stated; ask the author of the model before you use it beyond research"
-BASELINES = {"raw": "raw input", "untrained": "untrained encoder", "classical": "whitened k-means"}
 
 
 def model_card(trained: Trained) -> str:
@@ -111,9 +110,8 @@ def _training(trained: Trained) -> Iterator[str]:
 
 def _scores(trained: Trained) -> Iterator[str]:
     facts = trained.facts
-    evaluation = mapping(facts.evaluation)
-    probe = mapping(evaluation.get("probe"))
-    if not probe:
+    probe = _evaluation(trained).probe
+    if probe is None:
         if not facts.imported:
             yield "## Scores"
             yield "No evaluation is stored with this model."
@@ -121,22 +119,27 @@ def _scores(trained: Trained) -> Iterator[str]:
     yield "## Scores"
     kinds = {"validation": "validation items", "folds": "all items, in folds"}
     scored = kinds.get(facts.probed_on, "test items")
-    yield f"Linear probe on frozen features, {score_name(probe)} on {scored}, with its 95 % interval."
+    yield f"Linear probe on frozen features, {probe.name} on {scored}, with its 95 % interval."
     yield ""
     yield f"| features | score | interval | {scored} |"
     yield "|---|---|---|---|"
-    named = {BASELINES[key]: mapping(value) for key, value in facts.baselines.items() if key in BASELINES}
+    known = readable_part(Results, {"baselines": dict(facts.baselines)}, []) or Results()
+    named = {words: known.baselines[key] for key, words in BASELINES.items() if key in known.baselines}
     for name, scores in {**named, "this model": probe}.items():
-        low, high = (percent(value) for value in [*items(scores.get("interval")), None, None][:2])
-        row = f"{percent(main_score(scores))} % | {low}–{high} | {thousands(scores.get('test_items'))}"
-        yield f"| {name} | {row} |"
-    if number(probe.get("chance")) is not None:
+        low, high = (percent(value) for value in scores.interval or (None, None))
+        yield f"| {name} | {percent(scores.main)} % | {low}–{high} | {thousands(scores.test_items)} |"
+    if probe.chance is not None:
         yield ""
-        yield f"Chance is {percent(probe.get('chance'))} %. One seed: small gaps mean nothing."
+        yield f"Chance is {percent(probe.chance)} %. One seed: small gaps mean nothing."
+
+
+def _evaluation(trained: Trained) -> Evaluation:
+    found = dict(trained.facts.evaluation or {})
+    return readable_part(Evaluation, found, []) or Evaluation(iteration=0)
 
 
 def _codebooks(trained: Trained) -> Iterator[str]:
-    stages = [mapping(stage) for stage in items(mapping(trained.facts.evaluation).get("codebooks"))]
+    stages = _evaluation(trained).codebooks
     if not stages:
         return
     yield "## Codebooks"
@@ -144,10 +147,10 @@ def _codebooks(trained: Trained) -> Iterator[str]:
     yield ""
     yield "| stage | codes | CUR | perplexity | ECU |"
     yield "|---|---|---|---|---|"
-    for order, stage in enumerate(stages, start=1):
-        shown = [thousands(stage.get("codes")), decimal(stage.get("usage_rate")), decimal(stage.get("perplexity"), 1)]
-        shown.append(decimal(stage.get("effective_usage")))
-        yield f"| {order} | {' | '.join(shown)} |"
+    for stage in stages:
+        shown = [thousands(stage.codes), decimal(stage.usage_rate), decimal(stage.perplexity, 1)]
+        shown.append(decimal(stage.effective_usage))
+        yield f"| {stage.stage} | {' | '.join(shown)} |"
 
 
 def _files(trained: Trained) -> Iterator[str]:

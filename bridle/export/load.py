@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -19,10 +20,10 @@ from bridle.files import read_json
 from bridle.models.build import build_encoder, build_first_tokenizer, build_later_tokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
-from bridle.report.runs import items, mapping
 from bridle.runs.checkpoint import EXPORTED, Loaded
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Results, read_results
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, load_modules
 
 FORMAT = 1  # of an exported folder
@@ -94,16 +95,14 @@ def with_scores(trained: Trained) -> Trained:
     if trained.run is None:
         return trained
     run, facts = RunFolder(trained.run), trained.facts
-    try:
-        results = read_json(run.results())
-    except CheckpointError:
-        results = {}  # a model can be exported without scores
-    entries = [mapping(entry) for entry in items(results.get("evaluations"))]
-    made_with = run.environment()
+    results, made_with = Results(), run.environment()
+    with suppress(CheckpointError):  # a model can be exported without scores
+        results = read_results(run.results())
+    evaluation, protocol = results.at(facts.iteration), results.protocol
     found = facts._replace(
-        baselines=mapping(results.get("baselines")),
-        evaluation=next((entry for entry in entries if entry.get("iteration") == facts.iteration), None),
-        probed_on=str(mapping(mapping(results.get("protocol")).get("probe")).get("on", "test")),
+        baselines={name: scores.model_dump(mode="json") for name, scores in results.baselines.items()},
+        evaluation=None if evaluation is None else evaluation.model_dump(mode="json"),
+        probed_on="test" if protocol is None or protocol.probe is None else protocol.probe.on,
         made_with={key: str(made_with[key]) for key in ("bridle", "torch") if key in made_with},
     )
     return trained._replace(facts=found)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from bridle.config import load_config
 from bridle.errors import UsageError
-from bridle.files import read_json, read_lines, write_text
+from bridle.files import read_lines, write_text
 from bridle.grid.cells import Cell, cells, iterations_of, without_weights
 from bridle.grid.shared_iteration import borrow_beginning, lender_of
 from bridle.grid.subprocesses import run_beside
@@ -26,8 +26,8 @@ from bridle.grid.table import Costs, last_evaluation, read_scores, write_tables
 from bridle.grid.table_file import Grid
 from bridle.machine import usable_cores
 from bridle.report.curves import curve_of, write_curves
-from bridle.runs.checkpoint import write_json
 from bridle.runs.metrics import append_row
+from bridle.runs.results import read_results, write_record
 
 COSTS = "cpu.jsonl"
 
@@ -91,7 +91,7 @@ def finetune_cells(grid_cells: Sequence[Cell], out: Path, *, console: Console) -
             console=console,
             spent=lambda _, seconds, work=cell.finetune_cost: note_cost(out, work, seconds),  # type: ignore[misc]
         )
-        write_json(cell.finetuned, read_json(cell.run.results("finetune")))
+        write_record(cell.finetuned, read_results(cell.run.results("finetune")))
 
 
 def measure_curves(grid: Grid, grid_cells: Sequence[Cell], out: Path, *, jobs: int, console: Console) -> None:
@@ -111,7 +111,7 @@ def measure_curves(grid: Grid, grid_cells: Sequence[Cell], out: Path, *, jobs: i
 
 def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> list[Path]:
     """curves.svg and .png, a line a row over all seeds, and curves.csv with every point."""
-    found = {cell: curve_of(read_json(cell.run.results("curve"))) for cell in cells_}
+    found = {cell: curve_of(read_results(cell.run.results("curve"))) for cell in cells_}
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(["row", "seed", "iteration", "step", "cpu_minutes", "score"])
@@ -144,4 +144,7 @@ def cpu_minutes(out: Path, cells_: Iterable[Cell]) -> float:
 def is_measured(cell: Cell, grid: Grid) -> bool:
     """Whether the run is over and its score known; then it is not started, and needs its checkpoints no more."""
     path = cell.run.results()
-    return grid.measures == ("probe",) and path.is_file() and bool(last_evaluation(path, cell, grid).get("probe"))
+    if grid.measures != ("probe",) or not path.is_file():
+        return False
+    last = last_evaluation(path, cell, grid)
+    return last is not None and last.probe is not None

@@ -15,22 +15,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
 from bridle.config import load_config
 from bridle.errors import UsageError
 from bridle.evaluate.significance import half_width
-from bridle.files import read_json
 from bridle.grid.ablation import cpu_minutes, note_cost, pretrain_cells, side_by_side
 from bridle.grid.cells import Cell, cells, iterations_of
 from bridle.grid.subprocesses import run_beside
-from bridle.grid.table import change_of, score_of
+from bridle.grid.table import change_of
 from bridle.grid.table_file import Grid
 from bridle.quantize.usage import released_effective_usage
 from bridle.report.codebook_tables import write_codebook_figures
 from bridle.runs.checkpoint import write_json
+from bridle.runs.results import Results, Scores, read_results, write_record
 from bridle.seeding import mix
 
 SHORT = {"probe": "LP", "finetune": "FT"}
@@ -70,7 +70,7 @@ class Job(NamedTuple):
     kept: Path
 
 
-Found = Mapping[tuple[str, int, str], Mapping[str, Any]]  # row, seed, job -> file
+Found = Mapping[tuple[str, int, str], Results]  # by row, seed and job
 
 
 def fill_every_iteration(
@@ -91,7 +91,7 @@ def fill_every_iteration(
     pretrain_cells(recipe, grid, list(begun.values()), runs, jobs, console)
     for job in work:
         measure(job, out, console)
-    found = {(job.cell.row, job.cell.seed, title(job.measure, job.other)): read_json(job.kept) for job in work}
+    found = {(job.cell.row, job.cell.seed, title(job.measure, job.other)): read_results(job.kept) for job in work}
     command = (
         f"bridle ablate {shlex.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
     )
@@ -133,7 +133,7 @@ def measure(job: Job, out: Path, console: Console) -> None:
     name = f"{job.cell.folder.name} {title(job.measure, job.other)}"
     for command in job.commands:
         run_beside({name: list(command)}, jobs=1, console=console, spent=partial(charge, out, job.cell.folder.name))
-    write_json(job.kept, read_json(job.written))
+    write_record(job.kept, read_results(job.written))
 
 
 def charge(out: Path, run: str, _: str, seconds: float) -> None:
@@ -145,31 +145,30 @@ def title(measure_: str, other: Other | None) -> str:
     return SHORT.get(measure_, measure_) + ("" if other is None else f" on {other.name}")
 
 
-def result_of(file: Mapping[str, Any], iteration: int) -> Mapping[str, Any]:
+def result_of(results: Results, iteration: int) -> Scores:
     """The scores of one iteration in a results file of either kind."""
-    entry: Mapping[str, Any] = next((one for one in file["evaluations"] if one["iteration"] == iteration), {})
-    found: Mapping[str, Any] | None = entry.get("probe") or entry.get("finetune")
-    if not found:
+    entry = results.at(iteration)
+    if entry is None or entry.scores is None:
         raise UsageError(f"no score after iteration {iteration}; the table needs labelled data.")
-    return found
+    return entry.scores
 
 
-def metrics_of(result: Mapping[str, Any]) -> list[str]:
+def metrics_of(result: Scores) -> list[str]:
     """What is shown: top-1 and top-5, with folds also mAP; of several labels mAP alone."""
-    if "accuracy" not in result:
+    if result.accuracy is None:
         return ["mean_average_precision"]
-    shown = ["accuracy", *(["top5"] if result.get("top5") is not None else [])]
-    return [*shown, *(["mean_average_precision"] if result.get("folds") else [])]
+    shown = ["accuracy", *(["top5"] if result.top5 is not None else [])]
+    return [*shown, *(["mean_average_precision"] if result.folds else [])]
 
 
-def score_text(results: Sequence[Mapping[str, Any]], metric: str) -> str:
+def score_text(results: Sequence[Scores], metric: str) -> str:
     """One seed: 44.8 [43.1, 46.5]; several: their mean ± half of Student's interval."""
-    values = [float(result[metric]) for result in results]
+    values = [float(getattr(result, metric)) for result in results]
     text = f"{100 * mean(values):.1f}"
     if len(values) > 1:
         return f"{text} ±{100 * half_width(values):.1f}"
-    key = INTERVALS[metric] if metric in INTERVALS and "accuracy" in results[0] else "interval"
-    bounds = results[0].get(key) if metric != "top5" else None
+    key = INTERVALS[metric] if metric in INTERVALS and results[0].accuracy is not None else "interval"
+    bounds = getattr(results[0], key) if metric != "top5" else None
     return text if bounds is None else f"{text} [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
 
 
@@ -229,7 +228,7 @@ def effect_table(
         for r in range(1, grid.iterations + 1):
             texts = []
             for what in judged:
-                old, new = ({seed: score_of(result_of(found[row, seed, what], r)) for seed in seeds}
+                old, new = ({seed: result_of(found[row, seed, what], r) for seed in seeds}
                             for row in (before, after))  # fmt: skip
                 texts.append(str(change_of(new, old)[0]))
             lines.append([name, f"{before} → {after}", f"iter{r}", *texts])
@@ -239,16 +238,17 @@ def effect_table(
 def codebook_rows(grid: Grid, found: Found, seeds: Sequence[int]) -> Iterator[list[str]]:
     """A line for every row, iteration and stage (the paper's appendix G), means over seeds."""
     for row in (row for row in grid.rows if has(found, row)):
-        files = [found[row, seed, "codebooks"]["evaluations"] for seed in seeds]
+        files = [found[row, seed, "codebooks"].evaluations for seed in seeds]
         for entries in zip(*files, strict=True):
-            for stages in zip(*(entry["codebooks"] for entry in entries), strict=True):
+            for stages in zip(*(entry.codebooks for entry in entries), strict=True):
                 rate, entropy, usage = (
-                    mean(stage[key] for stage in stages) for key in ("usage_rate", "entropy", "effective_usage")
+                    mean(getattr(stage, key) for stage in stages)
+                    for key in ("usage_rate", "entropy", "effective_usage")
                 )
-                released = mean(released_effective_usage(s["usage_rate"], s["entropy"], s["codes"]) for s in stages)
-                wide = [s["code_dimension"] for s in stages if s.get("code_dimension") is not None]
+                released = mean(released_effective_usage(s.usage_rate, s.entropy, s.codes) for s in stages)
+                wide = [s.code_dimension for s in stages if s.code_dimension is not None]
                 yield [
-                    row, f"iter{entries[0]['iteration']}", str(stages[0]["stage"]), f"{rate:.2f}", f"{entropy:.2f}",
+                    row, f"iter{entries[0].iteration}", str(stages[0].stage), f"{rate:.2f}", f"{entropy:.2f}",
                     f"{usage:.3f}", f"{released:.4f}", f"{mean(wide):.1f}" if wide else "",
                 ]  # fmt: skip
 
@@ -257,7 +257,7 @@ def draw_norms(grid: Grid, found: Found, seed: int, out: Path) -> None:
     """Lengths of the code vectors before and after training, of the first seed, a folder a row."""
     for number, row in enumerate(grid.rows, start=1):
         if has(found, row):
-            write_codebook_figures(found[row, seed, "codebooks"]["evaluations"], out / "figures" / f"row{number}")
+            write_codebook_figures(found[row, seed, "codebooks"].evaluations, out / "figures" / f"row{number}")
 
 
 def has(found: Found, row: str) -> bool:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from bridle.config import Config, differences, with_absolute_paths
 from bridle.errors import BridleError
 from bridle.files import read_json, replacing_folder
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Results, read_results
 from bridle.train.run import with_statistics
 
 LENDER = "begun.json"  # in a run: whose first iteration it has
@@ -60,13 +60,13 @@ def _same_beginning(config: Config, lender: RunFolder) -> Config | None:
     same = stored.schedule.iterations == 1 and all(line.startswith(LATER) for line in differences(stored, config))
     if config.runtime.keep_finished:  # then the checkpoints on the way are wanted too
         same = same and not any(line.startswith(KEPT) for line in differences(stored, config))
-    return config if same and _first_results(lender)["evaluations"] and lender.encoder_checkpoints(ends=True) else None
+    return config if same and _first_results(lender).evaluations and lender.encoder_checkpoints(ends=True) else None
 
 
-def _first_results(lender: RunFolder) -> dict[str, Any]:
-    """results.json of a run with nothing but its first iteration."""
-    found = read_json(lender.results())
-    return found | {"evaluations": [entry for entry in found["evaluations"] if entry["iteration"] == 1]}
+def _first_results(lender: RunFolder) -> Results:
+    """The results of a run with nothing but its first iteration."""
+    found = read_results(lender.results())
+    return found.model_copy(update={"evaluations": tuple(entry for entry in found.evaluations if entry.iteration == 1)})
 
 
 def _copy(config: Config, lender: RunFolder, folder: Path) -> None:
@@ -75,5 +75,5 @@ def _copy(config: Config, lender: RunFolder, folder: Path) -> None:
     paths = lender.checkpoint_paths() if config.runtime.keep_finished else ends[:1]
     with replacing_folder(folder) as temporary:
         target = RunFolder(temporary)
-        lender.copy_first_phase(target, config, paths, _first_results(lender))
+        lender.copy_first_phase(target, config, paths, _first_results(lender).model_dump(mode="json"))
         target.write_json(LENDER, {"run": lender.path.name})

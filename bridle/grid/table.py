@@ -18,66 +18,52 @@ from rich.markup import escape
 
 from bridle.console import plain_table, screen
 from bridle.errors import UsageError
-from bridle.evaluate.significance import Change, Hits, compare, compare_hits, read_hits
-from bridle.files import read_json, write_text
+from bridle.evaluate.significance import Change, compare, compare_hits
+from bridle.files import write_text
 from bridle.grid.cells import WEIGHTS, Cell, iterations_of
 from bridle.grid.table_file import Grid
-from bridle.report.tables import BASELINES
 from bridle.runs.checkpoint import write_json
+from bridle.runs.results import BASELINES, Evaluation, Scores, read_results
 from bridle.seeding import generator
 
-
-class Score(NamedTuple):
-    """What one row reached under one seed."""
-
-    values: Sequence[float]  # one number, or one of each fold
-    hits: Hits | None = None  # which test items were answered rightly, where that is known
+ByMeasure = Mapping[str, Mapping[int, Scores]]  # by measure and seed
 
 
-Scores = Mapping[str, Mapping[int, Score]]  # by measure and seed
+def last_evaluation(path: Path, cell: Cell, grid: Grid) -> Evaluation | None:
+    """What was measured after the row's last iteration."""
+    return read_results(path).at(iterations_of(cell, grid))
 
 
-def last_evaluation(path: Path, cell: Cell, grid: Grid) -> dict[str, Any]:
-    found, last = read_json(path), iterations_of(cell, grid)
-    return next((entry for entry in found["evaluations"] if entry["iteration"] == last), {})
-
-
-def read_scores(cell: Cell, grid: Grid) -> dict[str, Score]:
-    """The score of every measure after the last iteration."""
+def read_scores(cell: Cell, grid: Grid) -> dict[str, Scores]:
+    """The scores of every measure after the last iteration."""
     scores = {}
     for measure in grid.measures:
         path = cell.run.results() if measure == "probe" else cell.finetuned
-        result = last_evaluation(path, cell, grid).get(measure)
-        if not result:
+        last = last_evaluation(path, cell, grid)
+        if last is None or last.scores is None:
             raise UsageError(f"{path}: no {measure} result; the table needs labelled data.")
-        scores[measure] = score_of(result)
+        scores[measure] = last.scores
     return scores
 
 
-def score_of(result: Mapping[str, Any]) -> Score:
-    parts = result.get("folds") or [result]
-    values = [float(part.get("accuracy", part["mean_average_precision"])) for part in parts]
-    return Score(values, read_hits(result))
-
-
-def baseline_lines(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]]) -> list[dict[str, Any]]:
+def baseline_lines(grid: Grid, scores: Mapping[Cell, Mapping[str, Scores]]) -> list[dict[str, Any]]:
     """What the probe says of raw inputs and of the first row's encoder before training, where its runs know."""
     if "probe" not in grid.measures:
         return []
     benchmark = next(iter(grid.rows))
     first = [cell for cell in scores if cell.row == benchmark]
     files = {cell.seed: cell.run.results() for cell in first}
-    known = {seed: read_json(path).get("baselines") or {} for seed, path in files.items() if path.is_file()}
+    known = {seed: read_results(path).baselines for seed, path in files.items() if path.is_file()}
     base = {cell.seed: scores[cell]["probe"] for cell in first}
     lines = []
     for key, name in BASELINES.items():
-        own = {seed: score_of(found[key]) for seed, found in known.items() if key in found}
+        own = {seed: found[key] for seed, found in known.items() if key in found}
         if own.keys() == base.keys():
             lines.append(scores_line(name, {"probe": own}, {"probe": base}, grid.measures, beside=benchmark))
     return lines
 
 
-def change_of(own: Mapping[int, Score], base: Mapping[int, Score]) -> tuple[Change, dict[int, Change]]:
+def change_of(own: Mapping[int, Scores], base: Mapping[int, Scores]) -> tuple[Change, dict[int, Change]]:
     """A row beside the benchmark, seed by seed; and over the test items within each seed where they are known."""
     within = {
         seed: change
@@ -101,7 +87,7 @@ class Costs(NamedTuple):
 
 def write_tables(
     grid: Grid,
-    scores: Mapping[Cell, Mapping[str, Score]],
+    scores: Mapping[Cell, Mapping[str, Scores]],
     recipe: str,
     overrides: Sequence[str],
     out: Path,
@@ -148,7 +134,7 @@ def _protocol_note(lines: Sequence[Mapping[str, Any]], seeds: int) -> str:
     )
 
 
-def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]], row: str) -> dict[str, Any]:
+def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Scores]], row: str) -> dict[str, Any]:
     """The figures of one row beside the first."""
     benchmark = next(iter(grid.rows))
     if not any(cell.row == row for cell in scores):
@@ -164,7 +150,7 @@ def table_line(grid: Grid, scores: Mapping[Cell, Mapping[str, Score]], row: str)
     return scores_line(row, own, base, grid.measures, beside=benchmark)
 
 
-def scores_line(row: str, owns: Scores, bases: Scores, measures: Sequence[str], *, beside: str) -> dict[str, Any]:
+def scores_line(row: str, owns: ByMeasure, bases: ByMeasure, measures: Sequence[str], *, beside: str) -> dict[str, Any]:
     """Scores by measure and seed, and how they are shown; a measure that the row does not have stays empty."""
     line: dict[str, Any] = {"row": row, "scores": {}, "changes": {}}
     means, changes = [], []

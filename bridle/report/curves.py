@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from bridle.report.numbers import decimal, percent, thousands
-from bridle.report.runs import items, main_score, mapping, number, whole
+from bridle.report.runs import decimal, percent, thousands
 from bridle.report.svg import FONT_SIZE, LIGHT, Theme, drawing, legend, png, quiet, svg
+from bridle.runs.results import Results, Scores
 
 COLUMNS = 2  # of the legend
 
@@ -32,21 +32,20 @@ class Point(NamedTuple):
 Curve = Sequence[Point]
 
 
-def curve_of(results: Mapping[str, Any]) -> list[Point]:
+def curve_of(results: Results) -> list[Point]:
     """The points of a curve.json, led by the untrained encoder where training began with it."""
     points = []
-    for entry in map(mapping, items(results.get("evaluations"))):
-        seconds, score = number(entry.get("cpu_seconds")), main_score(mapping(entry.get("probe")))
-        if score is not None:
-            minutes = None if seconds is None else seconds / 60
-            points.append(Point(whole(entry.get("iteration")), whole(entry.get("step")), minutes, score))
-    untrained = main_score(mapping(mapping(results.get("baselines")).get("untrained")))
+    for entry in results.evaluations:
+        if entry.probe is not None and entry.probe.main is not None:
+            minutes = None if entry.cpu_seconds is None else entry.cpu_seconds / 60
+            points.append(Point(entry.iteration, entry.step, minutes, entry.probe.main))
+    untrained = results.baselines.get("untrained", Scores()).main
     if untrained is not None and not any((point.iteration, point.step) == (1, 0) for point in points):
         points.insert(0, Point(1, 0, 0.0, untrained))
     return points
 
 
-def curve_table(results: Mapping[str, Any]) -> Table:
+def curve_table(results: Results) -> Table:
     """The same for a terminal."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("iteration", "step", "CPU min", "probe %"):

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from bridle.errors import CheckpointError, UsageError, quoted
 from bridle.files import replacing
-from bridle.report.numbers import decimal, percent, thousands
 from bridle.report.plots import (
     Bar,
     bar_of,
@@ -23,15 +22,17 @@ from bridle.report.plots import (
     probe_bars,
     token_accuracy_curves,
 )
-from bridle.report.runs import RunSummary, items, main_score, mapping, number, read_run, score_name, whole
-from bridle.report.score_tables import BASELINES, Labelled, judged_rows
+from bridle.report.runs import RunSummary, decimal, number, percent, read_run, thousands, whole
+from bridle.report.score_tables import Labelled, further_rows
 from bridle.report.svg import DARK, LIGHT, css_variables
+from bridle.report.tables import best_of, further_scores, score_text
+from bridle.runs.results import BASELINES, Evaluation, Scores, StageHealth, Verdict
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
 
 INTRO = (
-    "How the encoder and its tokenizer learned, what the frozen features are worth to a linear classifier, "
-    "and whether the codebooks are in good health."
+    "What the frozen features are worth to a linear classifier, how the encoder and its tokenizer learned, "
+    "and whether the codes are in use."
 )
 
 LABELS = ("method", "name", "folder")  # what a run may be called, the shortest first
@@ -53,20 +54,21 @@ class SummaryRow(NamedTuple):
     iteration: str
     bar: Bar | None  # probe accuracy and interval
     chance: float | None
-    stages: list[dict[str, Any]]
-    level: str | None  # the worst verdict; None where nothing was judged
+    stages: Sequence[StageHealth]
+    level: str | None  # the worst verdict on the codebooks; None where there is none
     flags: str
     anchor: str | None = None  # of the run's section; None for a baseline
     detail: str = ""  # what belongs to the probe beside its bar
     span: int = 0  # lines that share this title; 0 on all but the first of them
+    best: bool = False  # of this title
 
 
 class EvaluationView(NamedTuple):
     """One evaluation in a run's section."""
 
     name: str
-    stages: list[dict[str, Any]]
-    verdicts: list[dict[str, Any]]
+    stages: Sequence[StageHealth]
+    verdicts: Sequence[Verdict]
     examined: bool  # by `bridle codebooks`, which measures more
 
 
@@ -94,26 +96,25 @@ def write_report(
         "intro": intro,
         "probes": _probe_figures(runs),
         "summary": _summary(runs),
-        "judged": judged_rows(_labelled(runs)),
+        "further": further_rows(_labelled(runs)),
         "runs": [_run_view(one.run, one.label, one.anchor) for one in _labelled(runs)],
     }
     publish_page(render_page("page.html", shown), target)
     return target
 
 
-def probes_by_title(runs: Sequence[RunSummary]) -> dict[str, dict[str, dict[str, Any]]]:
-    """{title: {"raw": probe, "untrained": probe, "VQ iter 1": probe, …}}, as `demo_summary_figure` takes it."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+def probes_by_title(runs: Sequence[RunSummary]) -> dict[str, dict[str, Scores]]:
+    """{title: {"raw input": scores, "untrained encoder": scores, "VQ iter 1": scores, …}}."""
+    found: dict[str, dict[str, Scores]] = {}
     for run in runs:
         mine = found.setdefault(run.title, {})
-        for name in BASELINES:
-            baseline = run.baseline(name)
-            if baseline is not None:
-                mine.setdefault(name, baseline)
+        for key, words in BASELINES.items():
+            if key in run.results.baselines:
+                mine.setdefault(words, run.results.baselines[key])
     for run, label in zip(runs, _labels(runs), strict=True):
-        for evaluation in run.evaluations:
-            if mapping(evaluation.get("probe")):
-                found[run.title][f"{label} iter {whole(evaluation.get('iteration'))}"] = evaluation["probe"]
+        for entry in run.evaluations:
+            if entry.probe is not None:
+                found[run.title][f"{label} iter {entry.iteration}"] = entry.probe
     return found
 
 
@@ -150,7 +151,6 @@ def render_page(template: str, values: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "decimal": decimal, "thousands": thousands, "drawn": Markup}
-    environment.filters["kept"] = _kept
     css = (Path(__file__).parent / "page.css").read_text(encoding="utf-8")
     palettes = {"LIGHT": css_variables(LIGHT), "DARK": css_variables(DARK)}
     for name, variables in palettes.items():
@@ -176,64 +176,69 @@ def publish_page(text: str, target: Path) -> None:
 def _probe_figures(runs: Sequence[RunSummary]) -> list[Figure]:
     figures = []
     for title, probes in probes_by_title(runs).items():
-        bars: list[Bar] = [bar for bar in (bar_of(label, probe) for label, probe in probes.items()) if bar is not None]
-        chance = next((c for c in (number(probe.get("chance")) for probe in probes.values()) if c is not None), None)
+        bars = [bar for bar in (bar_of(label, scores) for label, scores in probes.items()) if bar is not None]
         if bars:
-            name = score_name(next(iter(probes.values())))
-            figures.append(Figure(title, probe_bars(bars, chance=chance), name))
+            first = next(iter(probes.values()))
+            figures.append(Figure(title, probe_bars(bars, chance=first.chance), first.name))
     return figures
 
 
 def _summary(runs: Sequence[RunSummary]) -> list[SummaryRow]:
     rows: list[SummaryRow] = []
     for title in dict.fromkeys(run.title for run in runs):
-        first = len(rows)
         mine = [one for one in _labelled(runs) if one.run.title == title]
-        for name, words in BASELINES.items():
+        found: list[tuple[SummaryRow, Scores | None]] = []
+        for key, words in BASELINES.items():
             # Other seeds, items or poolings have other baselines: each is shown, and whose it is.
-            known: dict[float | None, tuple[str, dict[str, Any]]] = {}
+            known: dict[float | None, tuple[str, Scores]] = {}
             for run, label, _ in mine:
-                if baseline := run.baseline(name):
-                    known.setdefault(main_score(baseline), (label, baseline))
+                if (baseline := run.results.baselines.get(key)) is not None:
+                    known.setdefault(baseline.main, (label, baseline))
             for label, baseline in known.values():
                 called = words if len(known) == 1 else f"{words}, {label}"
-                bar, chance = bar_of(called, baseline), number(baseline.get("chance"))
-                rows.append(SummaryRow(title, called, "", bar, chance, [], None, "", detail=_detail(baseline)))
+                found.append((_baseline_row(title, called, baseline), baseline))
         for run, label, anchor in mine:
-            for evaluation in run.evaluations or [{}]:
-                rows.append(_summary_row(evaluation, title, label, anchor))
-        rows[first] = rows[first]._replace(span=len(rows) - first)
+            found += [(_summary_row(entry, title, label, anchor), entry.probe) for entry in run.evaluations]
+            if not run.evaluations:
+                empty = SummaryRow(title, label, "", None, None, [], None, "not evaluated yet", anchor)
+                found.append((empty, None))
+        best = best_of([scores for _, scores in found])
+        shown = [row._replace(best=place == best) for place, (row, _) in enumerate(found)]
+        rows += [shown[0]._replace(span=len(shown)), *shown[1:]]
     return rows
 
 
-def _summary_row(evaluation: Mapping[str, Any], title: str, label: str, anchor: str) -> SummaryRow:
-    probe = mapping(evaluation.get("probe"))
-    levels = [str(verdict.get("level")) for verdict in _objects(evaluation.get("verdicts"))]
+def _baseline_row(title: str, called: str, scores: Scores) -> SummaryRow:
+    bar = bar_of(called, scores)
+    return SummaryRow(title, called, "", bar, scores.chance, [], None, "", detail=_detail(scores))
+
+
+def _summary_row(entry: Evaluation, title: str, label: str, anchor: str) -> SummaryRow:
+    levels = [verdict.level for verdict in entry.verdicts]
     bad, warn = levels.count("bad"), levels.count("warn")
-    flags = ", ".join(f"{n} {word}" for n, word in ((bad, "bad"), (warn, "to watch")) if n) or (
-        "healthy" if levels else ""
-    )
+    flags = ", ".join(f"{n} {word}" for n, word in ((bad, "bad"), (warn, "to watch")) if n)
     return SummaryRow(
         title=title,
         method=label,
-        iteration=str(whole(evaluation.get("iteration"))) if evaluation else "",
-        bar=bar_of(label, probe),
-        chance=number(probe.get("chance")),
-        stages=_objects(evaluation.get("codebooks")),
+        iteration=str(entry.iteration),
+        bar=bar_of(label, entry.probe),
+        chance=None if entry.probe is None else entry.probe.chance,
+        stages=entry.codebooks,
         level="bad" if bad else "warn" if warn else "ok" if levels else None,
-        flags=flags if evaluation else "not evaluated yet",
+        flags=flags or ("in use" if levels else ""),
         anchor=anchor,
-        detail=_detail(probe),
+        detail="" if entry.probe is None else _detail(entry.probe),
     )
 
 
-def _detail(probe: Mapping[str, Any]) -> str:
-    """The spread over folds, and what else is reported where items have several labels."""
+def _detail(scores: Scores) -> str:
+    """The spread over folds, what else is reported where items have several labels, and further scores."""
     words = []
-    if (sd := number(probe.get("sd"))) is not None:
-        words.append(f"sd {percent(sd)} over {len(items(probe.get('folds')))} folds")
-    if score_name(probe) == "mAP":
-        words.append(f"mAP; AUC {decimal(probe.get('mean_auc'), 3)}, d′ {decimal(probe.get('d_prime'))}")
+    if scores.sd is not None:
+        words.append(f"sd {percent(scores.sd)} over {len(scores.folds)} folds")
+    if scores.name == "mAP":
+        words.append(f"mAP; AUC {decimal(scores.mean_auc, 3)}, d′ {decimal(scores.d_prime)}")
+    words += [f"{name} {score_text(score)}" for name, score in further_scores([scores]).items()]
     return ", ".join(words)
 
 
@@ -242,15 +247,12 @@ def _run_view(run: RunSummary, label: str, anchor: str) -> RunView:
     return RunView(anchor, label, run, _facts(run), _unfinished(run), list(_figures(run, evaluations)), evaluations)
 
 
-def _evaluation_view(run: RunSummary, entry: Mapping[str, Any]) -> EvaluationView:
+def _evaluation_view(run: RunSummary, entry: Evaluation) -> EvaluationView:
     """What the run measured, and in its place what `bridle codebooks` found of the same iteration."""
-    stages, judged = _objects(entry.get("codebooks")), _objects(entry.get("verdicts"))
-    known = {whole(found.get("iteration")): found for found in _objects(run.examined.get("evaluations"))}
-    later = known.get(whole(entry.get("iteration")), {})
-    examined = _objects(later.get("codebooks"))
-    if examined:
-        stages, judged = examined, _objects(later.get("verdicts"))
-    return EvaluationView(f"Iteration {whole(entry.get('iteration'))}", stages, judged, bool(examined))
+    later = run.examined.at(entry.iteration)
+    if later is not None and later.codebooks:
+        return EvaluationView(f"Iteration {entry.iteration}", later.codebooks, later.verdicts, True)
+    return EvaluationView(f"Iteration {entry.iteration}", entry.codebooks, entry.verdicts, False)
 
 
 def _figures(run: RunSummary, evaluations: Sequence[EvaluationView]) -> Iterable[Figure]:
@@ -265,9 +267,8 @@ def _figures(run: RunSummary, evaluations: Sequence[EvaluationView]) -> Iterable
     usage = [(view.name.lower(), view.stages) for view in evaluations]
     drawn.append(Figure("Code usage per stage", code_usage_bars(usage)))
     for view in evaluations:
-        before, after = ([items(stage.get(key)) for stage in view.stages] for key in ("norms_start", "norms"))
         caption = "Code vectors" if len(evaluations) == 1 else f"Code vectors, {view.name.lower()}"
-        drawn.append(Figure(caption, code_norm_histograms(before, after)))
+        drawn.append(Figure(caption, code_norm_histograms(view.stages)))
     return (figure for figure in drawn if figure.svg)
 
 
@@ -304,12 +305,3 @@ def _unfinished(run: RunSummary) -> str:
         return ""
     where = f"{row.get('phase')} phase of iteration {whole(row.get('iteration'))}"
     return f"This run had not finished when the report was made: {where}, step {thousands(step)} of {thousands(steps)}."
-
-
-def _objects(value: object) -> list[dict[str, Any]]:
-    return [entry for entry in items(value) if isinstance(entry, dict)]
-
-
-def _kept(stage: Mapping[str, Any], change: str) -> str:
-    """Share of codes in % that survive a small change of the input."""
-    return percent(mapping(stage.get("agreement")).get(change))

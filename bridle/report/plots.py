@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bridle.report.runs import item, items, main_score, number, whole
+from bridle.report.runs import Row, item, items, number, whole
 from bridle.report.svg import DARK, FONT_SIZE, LIGHT, PAGE, Theme, drawing, inline_svg, legend, png, quiet, svg
+from bridle.runs.results import Scores, StageHealth
 
-Row = Mapping[str, Any]
+NamedStages = tuple[str, Sequence[StageHealth]]  # what an evaluation is called, and its codebooks
 
 CARD = (4.5, 2.5)  # inches of a figure on the page; about a phone's width at 72 points an inch
 
@@ -107,7 +108,7 @@ def _mark_iterations(ax: Any, starts: Sequence[tuple[int, int]]) -> None:
 # codebooks
 
 
-def code_usage_bars(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> str:
+def code_usage_bars(evaluations: Sequence[NamedStages]) -> str:
     """Codes in use (CUR, wide) and effective use (ECU, narrow), a pair per stage, for each (name, stages)."""
     shown = _with_usage(evaluations)
     if not shown:
@@ -117,7 +118,7 @@ def code_usage_bars(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> str:
         return inline_svg(figure, "codes in use and effective use per stage")
 
 
-def code_usage_files(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> dict[str, bytes]:
+def code_usage_files(evaluations: Sequence[NamedStages]) -> dict[str, bytes]:
     """The same bars as {"svg": …, "png": …}; empty where there is nothing to draw."""
     shown = _with_usage(evaluations)
     if not shown:
@@ -127,16 +128,18 @@ def code_usage_files(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> dict[s
         return {"svg": svg(figure, LIGHT), "png": png(figure, LIGHT)}
 
 
-def _with_usage(evaluations: Sequence[tuple[str, Sequence[Row]]]) -> list[tuple[str, Sequence[Row]]]:
-    return [(name, stages) for name, stages in evaluations if any(number(s.get("usage_rate")) for s in stages)]
+def _with_usage(evaluations: Sequence[NamedStages]) -> list[NamedStages]:
+    return [(name, stages) for name, stages in evaluations if any(stage.usage_rate for stage in stages)]
 
 
-def _draw_usage(ax: Any, shown: Sequence[tuple[str, Sequence[Row]]], theme: Theme) -> None:
+def _draw_usage(ax: Any, shown: Sequence[NamedStages], theme: Theme) -> None:
     quiet(ax, theme)
     x, places, names = 0.0, list[float](), list[str]()
     for name, stages in shown:
         mine = [x + m for m in range(len(stages))]
-        rate, effective = ([_or_nan(s.get(key)) for s in stages] for key in ("usage_rate", "effective_usage"))
+        rate, effective = (
+            [_or_nan(getattr(stage, key)) for stage in stages] for key in ("usage_rate", "effective_usage")
+        )
         ax.bar(mine, rate, 0.74, color=theme.second_soft, label="in use (CUR)")
         ax.bar(mine, effective, 0.38, color=theme.second, label="effective (ECU)")
         places += mine
@@ -153,63 +156,50 @@ def _draw_usage(ax: Any, shown: Sequence[tuple[str, Sequence[Row]]], theme: Them
     legend(ax, theme, columns=2, entries=2)
 
 
-def code_norm_histograms(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> str:
+def code_norm_histograms(stages: Sequence[StageHealth]) -> str:
     """Distribution of the code vectors' lengths per stage, right after the start and now; one scale for all stages."""
-    norms = Norms.of(before, after)
-    if norms.top <= 0:
+    if _longest(stages) <= 0:
         return ""
-    with drawing((CARD[0], norms.height)) as figure:
-        _draw_norms(figure, norms, PAGE)
+    with drawing((CARD[0], _norms_height(stages))) as figure:
+        _draw_norms(figure, stages, PAGE)
         return inline_svg(figure, "lengths of the code vectors before and after training")
 
 
-def code_norm_files(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> dict[str, bytes]:
+def code_norm_files(stages: Sequence[StageHealth]) -> dict[str, bytes]:
     """The same histograms (the paper's figures 2 and 3) as {"svg": …, "png": …}; empty where there are no norms."""
-    norms = Norms.of(before, after)
-    if norms.top <= 0:
+    if _longest(stages) <= 0:
         return {}
-    with drawing((CARD[0], norms.height), LIGHT, margin=0.1) as figure:
-        _draw_norms(figure, norms, LIGHT)
+    with drawing((CARD[0], _norms_height(stages)), LIGHT, margin=0.1) as figure:
+        _draw_norms(figure, stages, LIGHT)
         return {"svg": svg(figure, LIGHT), "png": png(figure, LIGHT)}
 
 
-class Norms(NamedTuple):
-    """Lengths of code vectors, one list per stage."""
-
-    before: list[list[float]]
-    after: list[list[float]]
-    top: float  # the longest, with a margin; 0 without any
-
-    @classmethod
-    def of(cls, before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> Norms:
-        old, new = ([[v for v in map(number, items(stage)) if v is not None] for stage in p] for p in (before, after))
-        return cls(old, new, max((v for stage in (*old, *new) for v in stage), default=0.0) * 1.05)
-
-    @property
-    def stages(self) -> int:
-        return max(len(self.before), len(self.after))
-
-    @property
-    def height(self) -> float:
-        return max(CARD[1], 0.5 * self.stages + 0.5)
+def _longest(stages: Sequence[StageHealth]) -> float:
+    """The longest code vector, with a margin; 0 without any."""
+    return max((v for stage in stages for v in (*stage.norms, *stage.norms_start)), default=0.0) * 1.05
 
 
-def _draw_norms(figure: Any, norms: Norms, theme: Theme) -> None:
+def _norms_height(stages: Sequence[StageHealth]) -> float:
+    return max(CARD[1], 0.5 * len(stages) + 0.5)
+
+
+def _draw_norms(figure: Any, stages: Sequence[StageHealth], theme: Theme) -> None:
     import numpy as np
 
-    edges = np.linspace(0, norms.top, 49)
-    axes = figure.subplots(norms.stages, 1, sharex=True, squeeze=False)[:, 0]
-    for m, ax in enumerate(axes):
+    top = _longest(stages)
+    edges = np.linspace(0, top, 49)
+    axes = figure.subplots(len(stages), 1, sharex=True, squeeze=False)[:, 0]
+    for stage, ax in zip(stages, axes, strict=True):
         quiet(ax, theme, grid=False)
-        for part, name, color in (
-            (norms.before, "at the start", theme.plain),
-            (norms.after, "now", theme.second),
+        for norms, name, color in (
+            (stage.norms_start, "at the start", theme.plain),
+            (stage.norms, "now", theme.second),
         ):
-            heights = np.histogram(part[m] if m < len(part) else [], edges)[0]
+            heights = np.histogram(norms, edges)[0]
             ax.stairs(heights / max(heights.max(), 1), edges, fill=True, color=color, alpha=0.6, lw=0, label=name)
-        ax.set_yticks([0.3], [f"stage {m + 1}"] if norms.stages > 1 else [""])
+        ax.set_yticks([0.3], [f"stage {stage.stage}"] if len(stages) > 1 else [""])
         ax.set_ylim(0, 1.1)
-        ax.set_xlim(0, norms.top)
+        ax.set_xlim(0, top)
     axes[-1].set_xlabel("length of the code vector", color=theme.muted)
     legend(axes[0], theme, columns=2, entries=2)
 
@@ -226,8 +216,8 @@ def probe_bars(bars: Sequence[Bar], *, chance: float | None = None) -> str:
         return inline_svg(figure, "probe accuracy")
 
 
-def demo_summary_figure(results: Mapping[str, Mapping[str, Row]], *, dark: bool = False) -> bytes:
-    """A PNG of {data set: {"raw": probe, "untrained": …, "VQ iter 1": …, "RQ iter 2": …}}, one panel per data set."""
+def demo_summary_figure(results: Mapping[str, Mapping[str, Scores]], *, dark: bool = False) -> bytes:
+    """A PNG of {data set: {"raw input": scores, "VQ iter 1": …, "RQ iter 2": …}}, one panel per data set."""
     theme = DARK if dark else LIGHT
     panels = [(title, [bar_of(label, probe) for label, probe in probes.items()]) for title, probes in results.items()]
     drawn = [(title, [bar for bar in bars if bar is not None]) for title, bars in panels if any(bars)]
@@ -236,8 +226,8 @@ def demo_summary_figure(results: Mapping[str, Mapping[str, Row]], *, dark: bool 
         axes = figure.subplots(1, max(len(drawn), 1), squeeze=False)[0]
         for n, (ax, (title, bars)) in enumerate(zip(axes, drawn, strict=False)):
             same = [bar.label for bar in bars] == [bar.label for bar in drawn[0][1]]
-            chances = [number(probe.get("chance")) for probe in results[title].values() if probe]
-            _draw_probes(ax, bars, next(iter(chances), None), theme, labels=n == 0 or not same)
+            chance = next((scores.chance for scores in results[title].values()), None)
+            _draw_probes(ax, bars, chance, theme, labels=n == 0 or not same)
             ax.set_title(_short(title), loc="left", fontsize=FONT_SIZE + 1.5, fontweight="bold", color=theme.ink)
         if not drawn:
             axes[0].text(0.5, 0.5, "no probe results yet", ha="center", va="center", color=theme.muted)
@@ -246,12 +236,12 @@ def demo_summary_figure(results: Mapping[str, Mapping[str, Row]], *, dark: bool 
         return png(figure, theme)
 
 
-def bar_of(label: str, probe: Row | None) -> Bar | None:
-    """The bar of a probe result as it stands in results.json; None where there is none."""
-    value = main_score(probe) if probe else None
-    if probe is None or value is None:
+def bar_of(label: str, scores: Scores | None) -> Bar | None:
+    """The bar of a main score; None where there is none."""
+    if scores is None or scores.main is None:
         return None
-    return Bar(label, value, number(item(probe.get("interval"), 0)), number(item(probe.get("interval"), 1)))
+    low, high = scores.interval or (None, None)
+    return Bar(label, scores.main, low, high)
 
 
 def _draw_probes(ax: Any, bars: Sequence[Bar], chance: float | None, theme: Theme, *, labels: bool) -> None:

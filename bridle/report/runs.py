@@ -1,6 +1,6 @@
-"""What a report knows of a run: the files of its directory, read without trusting any of them.
+"""A run as a report sees it: the files of its directory, read without trusting any of them.
 
-A run may be unfinished, interrupted in the middle of a line, or written by an older version. Whatever cannot be read is
+A run may be unfinished, interrupted in the middle of a line, or written by another version. Whatever cannot be read is
 left out and named in `notes`; only a directory that is no run at all is refused.
 """
 
@@ -15,8 +15,17 @@ from typing import Any, NamedTuple
 from bridle.errors import UsageError, quoted
 from bridle.report.gallery import Gallery
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Evaluation, Results, kept_files, readable_part
 
-JUDGED = ("probe", "knn", "finetune")  # files of further evaluations
+FURTHER = ("probe", "knn", "finetune")  # kinds of results that are measured after the run
+Row = Mapping[str, Any]  # of metrics.jsonl or quarantine.jsonl
+
+
+class Measured(NamedTuple):
+    """Results that were measured after the run."""
+
+    kind: str  # one of FURTHER
+    results: Results
 
 
 class RunSummary(NamedTuple):
@@ -25,25 +34,20 @@ class RunSummary(NamedTuple):
     name: str
     title: str  # the data set or modality; runs with the same title are compared with each other
     method: str  # "VQ", "RQ"
-    metrics: list[dict[str, Any]]  # rows of metrics.jsonl
-    results: dict[str, Any]  # results.json
+    metrics: list[Row]
+    results: Results  # results.json
     config: str  # the resolved YAML
-    environment: dict[str, Any]
+    environment: Row
     notes: tuple[str, ...] = ()  # what could not be read
-    examined: dict[str, Any] = {}  # noqa: RUF012 - never changed; codebooks.json
-    judged: dict[str, dict[str, Any]] = {}  # noqa: RUF012 - never changed; probe.json, knn.json, finetune.json
-    quarantine: tuple[dict[str, Any], ...] = ()  # rows of quarantine.jsonl
-    gallery: Gallery | None = None  # pictures of the run's data; None if nobody looked
+    examined: Results = Results()  # codebooks.json
+    further: tuple[Measured, ...] = ()
+    quarantine: tuple[Row, ...] = ()
+    gallery: Gallery | None = None  # pictures of the run's data; None if they were not asked for
     folder: str = ""  # the name of its directory: runs of one recipe share all other names
 
     @property
-    def evaluations(self) -> list[dict[str, Any]]:
-        """The evaluations in results.json, in the order they were made."""
-        return [entry for entry in items(self.results.get("evaluations")) if isinstance(entry, dict)]
-
-    def baseline(self, name: str) -> dict[str, Any] | None:
-        """The probe of the raw features or of the untrained encoder."""
-        return mapping(mapping(self.results.get("baselines")).get(name)) or None
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return self.results.evaluations
 
 
 def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
@@ -59,21 +63,41 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
             "give the directory that `bridle pretrain --out` wrote."
         )
     notes: list[str] = []
-    found = _read_object(folder / results, notes)
+    found, name = _read_results(folder / results, notes), folder.resolve().name
     return RunSummary(
-        name=str(found.get("name") or folder.resolve().name),
-        title=str(found.get("title") or found.get("name") or folder.resolve().name),
-        method=str(found.get("method") or ""),
+        name=found.name or name,
+        title=found.title or found.name or name,
+        method=found.method,
         metrics=_read_rows(folder / "metrics.jsonl", notes),
         results=found,
         config=RunFolder(folder).config_text(),
         environment=_read_object(folder / "environment.json", notes),
-        examined=_read_object(folder / "codebooks.json", notes),
-        judged={kind: _read_object(folder / f"{kind}.json", notes) for kind in JUDGED},
+        examined=_read_results(folder / "codebooks.json", notes),
+        further=tuple(_read_further(folder, notes)),
         quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
         notes=tuple(notes),
-        folder=folder.resolve().name,
+        folder=name,
     )
+
+
+def _read_further(folder: Path, notes: list[str]) -> list[Measured]:
+    found: list[Measured] = []
+    for kind in FURTHER:
+        for path in kept_files(folder, kind):
+            results = _read_results(path, notes)
+            same = [other for other in found if other.kind == kind and other.results.protocol == results.protocol]
+            if results.evaluations and not same:
+                found.append(Measured(kind, results))
+    return found
+
+
+def _read_results(path: Path, notes: list[str]) -> Results:
+    found, problems = _read_object(path, notes), list[str]()
+    results = readable_part(Results, found, problems) if found else None
+    if problems:
+        more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+        notes.append(f"{path.name}: left out what could not be read: {problems[0]}{more}.")
+    return results or Results()
 
 
 def _read_text(path: Path) -> str:
@@ -86,7 +110,7 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         notes.append(f"{path.name} could not be read: it is not a JSON object.")
@@ -94,15 +118,15 @@ def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
     return found
 
 
-def _read_rows(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+def _read_rows(path: Path, notes: list[str]) -> list[Row]:
     lines = _read_text(path).split("\n")
-    rows, broken = [], []
+    rows, broken = list[Row](), []
     for number_, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if isinstance(row, dict):
             rows.append(row)
@@ -113,23 +137,7 @@ def _read_rows(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-# Reading values that others wrote.
-
-
-def main_score(probe: Mapping[str, Any]) -> float | None:
-    """What a probe is judged by: accuracy, or mAP where items have several labels."""
-    found = number(probe.get("accuracy"))
-    return number(probe.get("mean_average_precision")) if found is None else found
-
-
-def model_name(method: object, iteration: object) -> str:
-    """What one evaluated model is called; one from elsewhere knows no iterations."""
-    return "imported" if method == "imported" else f"{method} iter{whole(iteration)}"
-
-
-def score_name(probe: Mapping[str, Any]) -> str:
-    """Which of the two it is."""
-    return "accuracy" if number(probe.get("accuracy")) is not None or main_score(probe) is None else "mAP"
+# Values of rows that others wrote, and how numbers are written; what is missing or not finite is a dash.
 
 
 def number(value: object) -> float | None:
@@ -158,3 +166,18 @@ def item(value: object, index: int) -> Any:
 def mapping(value: object) -> dict[str, Any]:
     """An object, or an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def percent(value: object, digits: int = 1) -> str:
+    found = number(value)
+    return "–" if found is None else f"{100 * found:.{digits}f}"
+
+
+def decimal(value: object, digits: int = 2) -> str:
+    found = number(value)
+    return "–" if found is None else f"{found:.{digits}f}"
+
+
+def thousands(value: object) -> str:
+    found = number(value)
+    return "–" if found is None else f"{found:,.0f}"

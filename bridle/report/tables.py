@@ -1,78 +1,94 @@
-"""Results as a table for the terminal, narrow enough for 80 columns."""
+"""Results as tables for the terminal, narrow enough for 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from rich.markup import escape
 from rich.table import Table
 
-from bridle.report.runs import RunSummary, item, items, main_score, mapping, model_name, number, score_name, whole
+from bridle.evaluate.significance import compare
+from bridle.report.runs import RunSummary, decimal, percent
+from bridle.runs.results import BASELINES, Evaluation, Results, Score, Scores
 
 FEW_SHOT_NOTE = "± half the 95 % interval over draws; * above the untrained encoder on the same draws"
 UNEVEN = 0.03  # between accuracy and balanced accuracy
-BASELINES = {"raw": "raw input", "untrained": "untrained encoder", "classical": "whitened k-means"}
 
 
 class Column(NamedTuple):
-    """A heading, and what stands below it for an entry of a results file."""
+    """A heading, and what stands below it for a model."""
 
     heading: str
-    cell: Callable[[Mapping[str, Any]], str]
+    cell: Callable[[Evaluation], str]
     number: bool = False  # set flush right
 
 
+class Named(NamedTuple):
+    """A model or baseline and its scores."""
+
+    name: str
+    entry: Evaluation
+
+
 def results_table(runs: Sequence[RunSummary]) -> Table | None:
-    """The paper-style table: data × method × iteration, probe scores, CUR and ECU per stage, and flags."""
-    entries = [entry for run in runs for _, entry in _rows(run)]
-    columns = _columns(entries, kind=str(next((run.results.get("evaluation", "probe") for run in runs), "probe")))
+    """The paper-style table: data × method × iteration, probe scores, CUR and ECU per stage, and flags.
+
+    The best row of each data set is bold.
+    """
+    columns = _columns([named.entry for run in runs for named in rows_of(run.results)], runs)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("features of")
     for column in columns:
         table.add_column(column.heading, justify="right" if column.number else "left")
-    title = None
-    for run in runs:
-        if run.title != title:
-            title = run.title
-            table.add_row(f"[bold cyan]{escape(title)}[/]{_folds(run)}")
-            for name, entry in _baselines(run):
-                table.add_row(f"  {name}", *(column.cell(entry) for column in columns if column.number))
-        for name, entry in _evaluations(run):
-            table.add_row(f"  {escape(name)}", *(column.cell(entry) for column in columns))
+    for title in dict.fromkeys(run.title for run in runs):
+        mine = [run for run in runs if run.title == title]
+        table.add_row(f"[bold cyan]{escape(title)}[/]{_folds(mine[0].results)}")
+        rows = [*baselines_of(mine[0].results), *(named for run in mine for named in models_of(run.results))]
+        best = best_of([named.entry.scores for named in rows])
+        for place, (name, entry) in enumerate(rows):
+            shown = [column.cell(entry) for column in columns if column.number or entry.iteration]
+            table.add_row(f"  {escape(name)}", *shown, style="bold" if place == best else None)
     return table if table.row_count > 1 else None
 
 
-def _baselines(run: RunSummary) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, words in BASELINES.items():
-        if (found := run.baseline(name)) is not None:
-            yield words, {"probe": found}
+def best_of(scores: Sequence[Scores | None]) -> int | None:
+    """The place of the highest main score; None where nothing is scored."""
+    known = [(one.main, -place) for place, one in enumerate(scores) if one is not None and one.main is not None]
+    return -max(known)[1] if known else None
 
 
-def _evaluations(run: RunSummary) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for entry in run.evaluations:
-        yield model_name(run.method, entry["iteration"]), entry
+def baselines_of(results: Results) -> Iterator[Named]:
+    for key, words in BASELINES.items():
+        if key in results.baselines:
+            yield Named(words, Evaluation(iteration=0, probe=results.baselines[key]))
 
 
-def _rows(run: RunSummary) -> list[tuple[str, Mapping[str, Any]]]:
-    return [*_baselines(run), *_evaluations(run)]
+def models_of(results: Results) -> Iterator[Named]:
+    for entry in results.evaluations:
+        yield Named(results.model_name(entry), entry)
 
 
-def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]:
+def rows_of(results: Results) -> list[Named]:
+    return [*baselines_of(results), *models_of(results)]
+
+
+def _columns(entries: Sequence[Evaluation], runs: Sequence[RunSummary]) -> list[Column]:
     """What there is to show. More scores than one leave no room for CUR, which the flags tell too."""
-    probes = [probe for probe in (_probe(entry) for entry in entries) if probe]
-    names = {score_name(probe) for probe in probes} or {"accuracy"}
+    probes = [entry.probe for entry in entries if entry.probe is not None]
+    kind = next((run.results.evaluation for run in runs), "probe")
+    names = {scores.name for scores in probes} or {"accuracy"}
     short = {"accuracy": "acc. %", "mAP": "mAP %"}[names.pop()] if len(names) == 1 else "%"
-    columns = [Column(f"{kind} {short}", lambda entry: _score(_probe(entry)), True)]
-    if any(_uneven(probe) for probe in probes):
-        columns.append(_plain_score("balanced %", "balanced_accuracy", 100, 1))
-    elif any("folds" in probe and "accuracy" in probe for probe in probes):
-        columns.append(_plain_score("mAP %", "mean_average_precision", 100, 1))
-    if any("retrieval" in probe for probe in probes):
-        columns.append(Column("retrieval mAP %", lambda entry: _score(mapping(_probe(entry).get("retrieval"))), True))
-    if any("mean_auc" in probe for probe in probes):
-        columns += [_plain_score("AUC", "mean_auc", 1, 3), _plain_score("d′", "d_prime", 1, 2)]
-    if not any(entry.get("codebooks") for entry in entries):
+    columns = [Column(f"{kind} {short}", lambda entry: with_spread(entry.probe), True)]
+    if any(_uneven(scores) for scores in probes):
+        columns.append(_column("balanced %", lambda scores: percent(scores.balanced_accuracy)))
+    elif any(scores.folds and scores.accuracy is not None for scores in probes):
+        columns.append(_column("mAP %", lambda scores: percent(scores.mean_average_precision)))
+    if any(scores.mean_auc is not None for scores in probes):
+        columns.append(_column("AUC", lambda scores: decimal(scores.mean_auc, 3)))
+        columns.append(_column("d′", lambda scores: decimal(scores.d_prime)))
+    columns += [_further_column(name, score) for name, score in further_scores(probes).items()]
+    if not any(entry.codebooks for entry in entries):
         return columns
     if len(columns) == 1:
         columns.append(Column("CUR per stage", lambda entry: _stages(entry, "usage_rate")))
@@ -83,80 +99,132 @@ def _columns(entries: Sequence[Mapping[str, Any]], *, kind: str) -> list[Column]
     ]
 
 
-def _uneven(probe: Mapping[str, Any]) -> bool:
+def further_scores(scores: Sequence[Scores]) -> dict[str, Score]:
+    """Names of further scores that are not few-shot scores, each with the first one of that name."""
+    found: dict[str, Score] = {}
+    for one in scores:
+        for name, score in one.further.items():
+            if score.shots is None:
+                found.setdefault(name, score)
+    return found
+
+
+def _column(heading: str, shown: Callable[[Scores], str]) -> Column:
+    return Column(heading, lambda entry: "–" if entry.probe is None else shown(entry.probe), True)
+
+
+def _further_column(name: str, first: Score) -> Column:
+    return _column(f"{name} {first.unit}".strip(), lambda scores: score_text(scores.further.get(name)))
+
+
+def score_text(score: Score | None) -> str:
+    """A value with half of its interval."""
+    if score is None or score.value is None:
+        return "–"
+    scale, digits = (100, 1) if score.unit == "%" else (1, 2)
+    half = "" if score.interval is None else f" ±{scale * score.interval.half:.{digits}f}"
+    return f"{scale * score.value:.{digits}f}{half}"
+
+
+def _uneven(scores: Scores) -> bool:
     """Do some classes have so many more test items than others that accuracy alone misleads?"""
-    plain, balanced = number(probe.get("accuracy")), number(probe.get("balanced_accuracy"))
+    plain, balanced = scores.accuracy, scores.balanced_accuracy
     return plain is not None and balanced is not None and abs(plain - balanced) > UNEVEN
 
 
-def few_shot_table(run: RunSummary) -> Table | None:
+def few_shot_table(results: Results) -> Table | None:
     """One column for each number of labels per class; None where nothing was probed with few labels."""
-    rows = [(name, items(_probe(entry).get("few_shot"))) for name, entry in _rows(run)]
-    shots = sorted({whole(mapping(few).get("shots")) for _, found in rows for few in found})
-    if not shots:
+    rows = [(name, {} if entry.probe is None else entry.probe.few_shot) for name, entry in rows_of(results)]
+    every = [score for _, found in rows for score in found.values()]
+    if not every:
         return None
-    draws = next(whole(mapping(few).get("draws")) for _, found in rows for few in found)
-    short = max(whole(mapping(few).get("short")) for _, found in rows for few in found)
+    shots, short = sorted({score.shots or 0 for score in every}), max(score.short for score in every)
     note = FEW_SHOT_NOTE + (f"; of {short} classes with too few items all were taken" if short else "")
     table = Table(box=None, header_style="bold", pad_edge=False, caption=note, caption_justify="left")
-    table.add_column(f"few labels, {draws} draws")
+    table.add_column(f"few labels, {max(len(score.draws) for score in every)} draws")
     for n in shots:
         table.add_column(f"{n} per class, %", justify="right")
+    untrained = results.baselines.get("untrained", Scores()).few_shot
+    best = {n: max((found[n].value or 0.0 for _, found in rows if n in found), default=None) for n in shots}
     for name, found in rows:
-        by_shots = {whole(mapping(few).get("shots")): mapping(few) for few in found}
-        table.add_row(f"  {escape(name)}", *(_few_shot(by_shots.get(n, {})) for n in shots))
+        table.add_row(f"  {escape(name)}", *(_few_shot(found.get(n), untrained.get(n), best[n]) for n in shots))
     return table
 
 
-def _few_shot(few: Mapping[str, Any]) -> str:
+def _few_shot(score: Score | None, untrained: Score | None, best: float | None) -> str:
     """Mean over draws with half of its 95 % interval; a star where it clearly beats the untrained encoder."""
-    low, high = (number(item(few.get("interval"), end)) for end in (0, 1))
-    score = main_score(few)
-    if score is None or low is None or high is None:
+    if score is None or score.value is None:
         return "–"
-    over = mapping(mapping(few.get("over")).get("untrained"))
-    change, half = number(over.get("change")), number(over.get("half"))
-    # Draws without any spread took the same items, or happen to agree: nothing is known of chance then.
-    star = " *" if change is not None and half is not None and 1e-9 < half < change else ""
-    return f"{100 * score:.1f} ±{50 * (high - low):.1f}{star}"
+    star = ""
+    if untrained is not None and 1 < len(score.draws) == len(untrained.draws):
+        change = compare(score.draws, untrained.draws)
+        star = " *" if change.is_clear and change.change > 0 else ""
+    text = f"{score_text(score)}{star}"
+    return f"[bold]{text}[/]" if score.value == best else text
 
 
-def _probe(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return mapping(entry.get("probe"))
-
-
-def _plain_score(heading: str, key: str, scale: int, digits: int) -> Column:
-    def cell(entry: Mapping[str, Any]) -> str:
-        found = number(_probe(entry).get(key))
-        return "–" if found is None else f"{scale * found:.{digits}f}"
-
-    return Column(heading, cell, True)
-
-
-def _score(probe: Mapping[str, Any]) -> str:
-    """The main score with its spread, in percent: over folds, or half the width of the 95 % interval."""
-    score, sd = main_score(probe), number(probe.get("sd"))
-    if score is None:
+def with_spread(scores: Scores | None) -> str:
+    """The main score in percent with its spread: over folds, or half the width of the 95 % interval."""
+    if scores is None or scores.main is None:
         return "–"
-    if sd is not None:
-        return f"{100 * score:.1f} ±{100 * sd:.1f} sd"
-    low, high = (number(item(probe.get("interval"), end)) for end in (0, 1))
-    return f"{100 * score:.1f}" if low is None or high is None else f"{100 * score:.1f} ±{50 * (high - low):.1f}"
+    if scores.sd is not None:
+        return f"{100 * scores.main:.1f} ±{100 * scores.sd:.1f} sd"
+    return score_text(Score(value=scores.main, interval=scores.interval))
 
 
-def _folds(run: RunSummary) -> str:
-    counts = {len(items(_probe(entry).get("folds"))) for _, entry in _rows(run)} - {0}
+def _folds(results: Results) -> str:
+    counts = {len(entry.probe.folds) for _, entry in rows_of(results) if entry.probe is not None} - {0}
     return f" ({counts.pop()} folds)" if len(counts) == 1 else ""
 
 
-def _flag(entry: Mapping[str, Any]) -> str:
-    if not entry.get("codebooks"):
+def _flag(entry: Evaluation) -> str:
+    if not entry.codebooks:
         return "–"
-    levels = [mapping(verdict).get("level") for verdict in items(entry.get("verdicts"))]
-    return "[red]bad[/]" if "bad" in levels else "[yellow]warning[/]" if "warn" in levels else "[green]healthy[/]"
+    levels = [verdict.level for verdict in entry.verdicts]
+    return "[red]bad[/]" if "bad" in levels else "[yellow]warning[/]" if "warn" in levels else "in use"
 
 
-def _stages(entry: Mapping[str, Any], key: str) -> str:
+def _stages(entry: Evaluation, key: str) -> str:
     """Two digits each, and four of them in fifteen columns."""
-    shown = (f"{stage[key]:.2f}" for stage in items(entry.get("codebooks")))
+    shown = (f"{getattr(stage, key):.2f}" for stage in entry.codebooks)
     return " ".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown) or "–"
+
+
+# fine-tuning
+
+SINGLE: tuple[tuple[str, str, int], ...] = (
+    ("top5", "top-5 %", 100), ("balanced_accuracy", "balanced %", 100), ("mean_average_precision", "mAP %", 100),
+)  # fmt: skip
+MULTILABEL: tuple[tuple[str, str, int], ...] = (("mean_auc", "AUC %", 100), ("d_prime", "d′", 1))
+
+
+def finetune_table(results: Results) -> Table | None:
+    """One row per starting point: the main score with its spread, and others; None if nothing was scored."""
+    rows = [(entry, entry.finetune) for entry in results.evaluations if entry.finetune is not None]
+    if not rows:
+        return None
+    main = rows[0][1].name
+    beside = SINGLE if main == "accuracy" else MULTILABEL
+    shown = [column for column in beside if any(getattr(scores, column[0]) is not None for _, scores in rows)]
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("fine-tuned from")
+    for heading in (f"{main} %", *(heading for _, heading, _ in shown), "items", "minutes"):
+        table.add_column(heading, justify="right")
+    best = best_of([scores for _, scores in rows])
+    for place, (entry, scores) in enumerate(rows):
+        start = "scratch" if entry.start == "scratch" else results.model_name(entry)
+        cells = [
+            f"{start}, {len(scores.folds)} folds" if scores.folds else start,
+            with_spread(scores),
+            *(_scaled(getattr(scores, key), scale) for key, _, scale in shown),
+            f"{scores.train_items}/{scores.test_items}",
+            f"{scores.seconds / 60:.1f}",
+        ]
+        table.add_row(*cells, style="bold" if place == best else None)
+    if main == "accuracy" and rows[0][1].chance is not None:
+        table.add_row("commonest class", percent(rows[0][1].chance))
+    return table
+
+
+def _scaled(value: float | None, scale: float) -> str:
+    return "–" if value is None else f"{scale * value:.{1 if scale > 1 else 2}f}"

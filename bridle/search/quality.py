@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import UsageError, quoted
-from bridle.evaluate.metrics import Interval, Ranking, bootstrap_interval
+from bridle.evaluate.metrics import Ranking, bootstrap_interval
 from bridle.files import write_json
+from bridle.runs.results import Interval
 from bridle.search.query import By, Index
 from bridle.seeding import generator
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -30,12 +30,13 @@ from bridle.runs.checkpoint import (
     write_json,
 )
 from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.results import Evaluation, ResultsFile
 from bridle.train.engine import Phase, Progress, fit
 from bridle.train.joint import joint_phase
 from bridle.train.phases import begins_untrained_tokenizer, encoder_phase, tokenizer_phase
-from bridle.train.run import Networks, Results, Run
+from bridle.train.run import Networks, Run
 
-Evaluate = Callable[[Nets], Mapping[str, Any]]
+Evaluate = Callable[[Nets, int, str], Evaluation]  # networks, iteration, phase
 
 
 class Turn(NamedTuple):
@@ -159,10 +160,10 @@ def rewind(run: Run[Networks], *, phase_index: int, step: int) -> None:
         run.folder.rewind_metrics(phase_index=phase_index, step=step)
 
 
-def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> None:
+def interleave(run: Run[Nets], results: ResultsFile, evaluate: Evaluate | None) -> None:
     """Run every phase that is not done yet, and the evaluation after each encoder phase."""
     turns = schedule(run.config)
-    loaded, first = last_checkpoint(run, measured=bool(results.value["evaluations"])), 0
+    loaded, first = last_checkpoint(run, measured=bool(results.value.evaluations)), 0
     if loaded is not None:
         first = int(loaded.state["phase_index"])
         if turns[first : first + 1] != [Turn(loaded.state["iteration"], loaded.state["phase"])]:
@@ -184,16 +185,16 @@ def interleave(run: Run[Nets], results: Results, evaluate: Evaluate | None) -> N
             fit(run, build_phase(run, index, turn), inside)
         if distributed.rank() == 0:
             run.folder.remove_codes()
-        if turn.name != "tokenizer" and evaluate is not None and not results.has(turn.iteration):
+        if turn.name != "tokenizer" and evaluate is not None and results.value.at(turn.iteration) is None:
             saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
             with run.stop.leaving_at_once(saved):
                 failpoints.hit("evaluation.begin")
-                entry = {"iteration": turn.iteration, "phase": turn.name, **evaluate(run.nets)}
+                entry = evaluate(run.nets, turn.iteration, turn.name)
                 failpoints.hit("evaluation.end")
             run.leave(saved)  # a signal on the last line of an evaluation must not pass for a result
             results.add(entry)
             for callback in run.callbacks:
-                callback.on_evaluation(entry)
+                callback.on_evaluation(entry.model_dump(mode="json"))
             run.leave("the phase and its evaluation are saved.")
 
 

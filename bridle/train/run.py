@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -18,11 +16,9 @@ from bridle.config.training_schema import RuntimeConfig
 from bridle.console import ProgressLine
 from bridle.data.loading.balance import WeightedOrder
 from bridle.data.loading.loader import BadSample, Loader
-from bridle.data.modality import modality_of
 from bridle.data.sources import Source
-from bridle.errors import CheckpointError, DataError
+from bridle.errors import DataError
 from bridle.machine import Machine, StopRequest
-from bridle.runs.checkpoint import write_json
 from bridle.runs.folder import Quarantined, RunFolder
 from bridle.runs.metrics import Callback
 
@@ -158,89 +154,3 @@ def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float])
     """The config with normalisation written in."""
     data = config.data.model_copy(update={"mean": tuple(mean), "std": tuple(std)})
     return config.model_copy(update={"data": data})
-
-
-def results_header(config: Config, folder: Path | None = None) -> dict[str, Any]:
-    """What every results file says of its run first; runs of the same title are compared with each other.
-
-    `folder` is given where it may hold an exported model.
-    """
-    embedded = modality_of(config).open_embedded is not None
-    return {
-        "name": config.name,
-        "title": config.data.source if embedded else config.name,
-        "method": method_name(config, folder),
-        "seed": config.seed,
-    }
-
-
-def method_name(config: Config, folder: Path | None = None) -> str:
-    """What a run is called beside others: by its targets, as far as they are known."""
-    about = {} if folder is None else RunFolder(folder).export_facts()
-    if about.get("imported"):
-        return "imported"
-    if config.loss.target == "patches":
-        return "patches"
-    if about and about.get("tokenizer") is None:  # what it learned from is not here, and config.yaml may not say it
-        return "encoder"
-    return "RQ" if config.quantizer.codebooks > 1 else "VQ"
-
-
-class Results:
-    """results.json: baselines and one entry per evaluation; written whole after every change."""
-
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path = path
-        self.value = distributed.done_once(lambda: self._read(header))
-
-    def _read(self, header: Mapping[str, Any]) -> dict[str, Any]:
-        if not self.path.exists():
-            return {"format": 1, **header, "baselines": {}, "evaluations": []}
-        try:
-            return dict(json.loads(self.path.read_text(encoding="utf-8")))
-        except ValueError as error:
-            raise CheckpointError(
-                f"{self.path}: damaged ({error}); delete it and run again to redo the evaluations."
-            ) from error
-
-    def _write(self) -> None:
-        if distributed.rank() == 0:
-            write_json(self.path, self.value)
-
-    @classmethod
-    def anew(cls, path: Path, header: Mapping[str, Any]) -> Results:
-        """Forget what the file says."""
-        if distributed.rank() == 0:
-            path.unlink(missing_ok=True)
-        return cls(path, header)
-
-    def has(self, iteration: int) -> bool:
-        return any(entry["iteration"] == iteration for entry in self.value["evaluations"])
-
-    def add(self, entry: Mapping[str, Any]) -> None:
-        """An entry takes the place of one about the same iteration, or the same step of it where steps are told."""
-        others = [old for old in self.value["evaluations"] if _place(old) != _place(entry)]
-        self.value["evaluations"] = sorted([*others, dict(entry)], key=_place)
-        self._write()
-
-    def set_baselines(self, baselines: Mapping[str, Any], key: str | None = None) -> None:
-        """`key` names what they depend on, for the runs beside this one."""
-        self.value["baselines"], self.value["baselines_key"] = dict(baselines), key
-        self._write()
-
-    def baselines_beside(self, key: str | None) -> tuple[str, dict[str, Any]] | None:
-        """The other run in the same folder that has measured them under this key, by name, and what it found."""
-
-        def look() -> tuple[str, dict[str, Any]] | None:
-            for path in sorted(self.path.parent.parent.glob(f"*/{self.path.name}")) if key else []:
-                with suppress(OSError, ValueError):  # somebody else's file, whatever it holds
-                    found = json.loads(path.read_text(encoding="utf-8"))
-                    if isinstance(found, dict) and found.get("baselines_key") == key and found.get("baselines"):
-                        return path.parent.name, dict(found["baselines"])
-            return None
-
-        return distributed.done_once(look)
-
-
-def _place(entry: Mapping[str, Any]) -> tuple[int, int]:
-    return int(entry["iteration"]), int(entry.get("step", 0))

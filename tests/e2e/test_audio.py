@@ -65,12 +65,12 @@ def test_audioset_layout_runs_through_pretraining_and_map(audioset: Path, tmp_pa
     run = bridle.pretrain(
         "audioset20k", out=tmp_path / "run", overrides=[f"data.root={audioset}", *settings, "estimator.depth=1"]
     )
-    probe = run.results["evaluations"][-1]["probe"]
-    assert probe["classes"] == 3
-    assert (probe["train_items"], probe["test_items"]) == (21, 11)  # of 24 and 12 listed
-    assert probe["mean_average_precision"] > probe["chance"] + 0.1
-    assert 0.5 < probe["mean_auc"] <= 1
-    assert run.results["baselines"]["raw"]["mean_average_precision"] > 0.9  # pure tones
+    probe = run.results.evaluations[-1].probe
+    assert probe is not None and probe.classes == 3
+    assert (probe.train_items, probe.test_items) == (21, 11)  # of 24 and 12 listed
+    assert probe.mean_average_precision > probe.chance + 0.1
+    assert 0.5 < probe.mean_auc <= 1
+    assert run.results.baselines["raw"].mean_average_precision > 0.9  # pure tones
 
 
 def test_audioset_layout_can_be_fine_tuned_with_several_labels(audioset: Path, tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def esc50(tmp_path: Path) -> Path:
 def test_esc50_layout_is_scored_over_its_folds_and_reads_files(esc50: Path, tmp_path: Path) -> None:
     settings = [f"data.root={esc50}", *QUICK, "geometry.input=[32, 64]", "schedule.iterations=1"]
     run = bridle.pretrain("esc50-tiny", out=tmp_path / "run", overrides=settings)
-    probe = run.results["evaluations"][0]["probe"]
-    assert len(probe["folds"]) == 5
-    assert probe["accuracy"] > 0.8  # three tones
-    assert probe["sd"] is not None
+    probe = run.results.evaluations[0].probe
+    assert probe is not None and len(probe.folds) == 5
+    assert probe.accuracy > 0.8  # three tones
+    assert probe.sd is not None
     model = run.load()
     found = model.tokenize_file(esc50 / "audio" / "1-0-A-0.wav")
     frames = 1 + (int(0.7 * RATE) - 400) // 160  # 68: two whole windows and 4 frames, too few for a token
@@ -132,7 +132,7 @@ def test_a_damaged_clip_is_put_aside_in_pretraining_and_stops_a_probe(esc50: Pat
     run = bridle.pretrain("esc50-tiny", out=tmp_path / "run", overrides=[*settings, "encoder_phase.batch=30"])
     rows = [json.loads(line) for line in (run.folder / "quarantine.jsonl").read_text().splitlines()]
     assert [Path(row["path"]).name for row in rows] == ["1-0-A-0.wav"]
-    assert run.results["evaluations"][0]["probe"] is None  # a score of part of the clips is no score
+    assert run.results.evaluations[0].probe is None  # a score of part of the clips is no score
     with pytest.raises(bridle.errors.DataError, match=r"1-0-A-0\.wav"):
         probe_run(run.folder, [])
 

@@ -21,8 +21,9 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted, UsageError
 from bridle.evaluate import finetune as command
-from bridle.evaluate.finetune import find_units, finetune_run, protocol_digits
-from bridle.report.finetune_tables import finetune_table
+from bridle.evaluate.finetune import find_units, finetune_run, protocol
+from bridle.report.tables import finetune_table
+from bridle.runs.results import read_results
 
 Small = Callable[..., Config]
 QUICK = (
@@ -59,7 +60,8 @@ def test_sixty_steps_on_digits_beat_chance_by_far(tmp_path: Path) -> None:
     assert found["interval"][0] < found["accuracy"] < found["interval"][1]
     assert found["chance"] < 0.12
     assert found["top5"] > found["accuracy"]
-    assert (found["classes"], found["train_items"], found["test_items"], found["steps"]) == (10, 1437, 360, 60)
+    assert (found["classes"], found["train_items"], found["test_items"]) == (10, 1437, 360)
+    assert found["setting"]["steps"] == 60
     assert found["seconds"] > 0
 
 
@@ -87,7 +89,7 @@ def test_other_settings_get_their_own_folder_and_scratch_stands_beside(run: Path
     assert len(list((run / "finetune").iterdir())) == 3
     path = finetune_run(run, QUICK)  # the first settings again: both starts are still there
     assert [entry["start"] for entry in results(path)["evaluations"]] == ["scratch", "iter1"]
-    table = finetune_table(results(path))
+    table = finetune_table(read_results(path))
     assert table is not None
     assert [str(cell) for cell in table.columns[0].cells] == ["scratch", "RQ iter1", "commonest class"]
 
@@ -139,7 +141,7 @@ def test_every_fold_is_scored_by_a_model_that_never_saw_it(run: Path, monkeypatc
     assert found["sd"] == pytest.approx(float(torch.tensor(accuracies, dtype=torch.float64).std()))
     assert (found["train_items"], found["test_items"]) == (40, 60)
     assert found["accuracy"] > 0.9
-    table = finetune_table(results(run / "finetune.json"))
+    table = finetune_table(read_results(run / "finetune.json"))
     assert table is not None
     assert next(iter(table.columns[0].cells)) == "RQ iter1, 3 folds"
     assert str(next(iter(table.columns[1].cells))).endswith("sd")
@@ -287,10 +289,10 @@ def test_what_cannot_be_fine_tuned_is_refused_with_a_reason(
 
 
 def test_where_the_work_is_done_is_not_part_of_the_protocol(small: Small) -> None:
-    one = protocol_digits(small())
-    assert one == protocol_digits(small("data.workers=3", "runtime.threads=2", "finetune.from_scratch=true"))
-    assert one != protocol_digits(small("finetune.layer_decay=0.6"))
-    assert one != protocol_digits(small("seed=1"))
+    one = protocol(small()).digits
+    assert one == protocol(small("data.workers=3", "runtime.threads=2", "finetune.from_scratch=true")).digits
+    assert one != protocol(small("finetune.layer_decay=0.6")).digits
+    assert one != protocol(small("seed=1")).digits
 
 
 def test_the_command_prints_a_table_and_what_to_do_next(run: Path) -> None:

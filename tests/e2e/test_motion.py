@@ -35,7 +35,7 @@ def direction_accuracy(folder: Path, *, moving: bool) -> float:
     train, test = Clips(splits.train, 800, moving=moving), Clips(splits.test, 400, moving=moving)
     settings = [*SMALL, "encoder.width=32", "encoder_phase.steps=30", "schedule.iterations=1", "probe.items=800"]
     run = bridle.pretrain("moving-digits-tiny", dataset=train, test_dataset=test, out=folder, overrides=settings)
-    return float(run.results["evaluations"][0]["probe"]["accuracy"])
+    return float(run.results.evaluations[0].probe.accuracy)
 
 
 def test_directions_are_told_from_motion_and_not_from_a_single_frame(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_any_dataset_trains_and_the_model_loads(tmp_path: Path) -> None:
     assert "encoder 3" in listener.heard
     assert listener.heard.index("evaluated 1") < listener.heard.index("tokenizer 1")
     assert listener.heard[-1] == "end"
-    assert run.results["evaluations"][1]["probe"]["classes"] == 2
+    assert run.results.evaluations[1].probe.classes == 2
     assert any((tmp_path / "mine" / "tensorboard").iterdir())  # it is installed with the tests
     model = bridle.load(tmp_path / "mine")
     assert model.geometry.input == (24, 24)

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from stored_results import results as stored
 
 from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, write_report
+from bridle.report.runs import Measured
 from bridle.report.sample_pictures import data_uri, sound_uri
 
 CHROMIUM = shutil.which("chromium")
@@ -103,18 +105,22 @@ def example(name: str, *, stages: int) -> RunSummary:
     ]
     results = {"evaluations": evaluations, "baselines": {"raw": {"accuracy": 0.7}}}
     aside = ({"path": name, "reason": name, "phase": "iter1-encoder"},)
-    summary = RunSummary(name, name, "RQ", rows, results, f"name: {name}\n", {"command": name})
-    return summary._replace(gallery=gallery(name, stages=stages), quarantine=aside, judged=judged(name))
+    summary = RunSummary(name, name, "RQ", rows, stored(results), f"name: {name}\n", {"command": name})
+    return summary._replace(gallery=gallery(name, stages=stages), quarantine=aside, further=further(name))
 
 
-def judged(name: str) -> dict[str, dict[str, Any]]:
+def further(name: str) -> tuple[Measured, ...]:
     """Neighbours and fine-tuning with every score there is."""
     scores = {"accuracy": 0.9, "interval": [0.88, 0.92], "top5": 0.99, "balanced_accuracy": 0.89, "sd": 0.01}
-    scores |= {"mean_average_precision": 0.9, "neighbours": 10, "train_items": 1_000_000, "test_items": 100_000}
-    return {
-        "knn": {"protocol": {"root": name}, "evaluations": [{"iteration": 2, "probe": scores}]},
-        "finetune": {"protocol": {"root": name}, "evaluations": [{"iteration": 2, "finetune": scores}]},
+    scores |= {
+        "mean_average_precision": 0.9,
+        "setting": {"neighbours": 10},
+        "train_items": 1_000_000,
+        "test_items": 100_000,
     }
+    knn = {"protocol": {"root": name}, "evaluations": [{"iteration": 2, "probe": scores}]}
+    tuned = {"protocol": {"root": name}, "evaluations": [{"iteration": 2, "finetune": scores}]}
+    return Measured("knn", stored(knn)), Measured("finetune", stored(tuned))
 
 
 def gallery(name: str, *, stages: int) -> Gallery:

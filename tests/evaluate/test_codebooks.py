@@ -53,7 +53,7 @@ def test_the_numbers_of_a_hand_worked_pass() -> None:
     assert stage.effective_usage == pytest.approx(0.5 * entropy / math.log(4))
     assert stage.perplexity == pytest.approx(math.exp(entropy))
     assert stage.top_share == pytest.approx(2 / 3)
-    assert stage.norms == [5.0, 1.0, 0.0, 2.0]
+    assert stage.norms == (5.0, 1.0, 0.0, 2.0)
 
 
 def test_padding_is_not_counted() -> None:
@@ -76,7 +76,7 @@ def test_no_tokens_at_all_are_refused() -> None:
 
 def test_a_stage_survives_json() -> None:
     stage = health_of_codes([CodeBatch(codes_of(samples=4, tokens=4, codes=4))], [4], [torch.ones(4, 2)])[0]
-    assert StageHealth(**json.loads(json.dumps(stage._asdict()))) == stage
+    assert StageHealth.model_validate_json(json.dumps(stage.model_dump(mode="json"))) == stage
 
 
 def test_even_use_of_all_codes_is_healthy() -> None:
@@ -185,7 +185,7 @@ def cold_start(x: Tensor, *, codes: int = 16) -> Tokenizer:
 def judged(tokenizer: Tokenizer, x: Tensor) -> list[Verdict]:
     stages = codebook_health(tokenizer, [FakeBatch(x)])
     steady = code_agreement(tokenizer, [FakeBatch(x)], generator=seeded())
-    return verdicts([stage._replace(agreement=kept) for stage, kept in zip(stages, steady, strict=True)])
+    return verdicts([stage.model_copy(update={"agreement": kept}) for stage, kept in zip(stages, steady, strict=True)])
 
 
 def test_a_healthy_tokenizer_is_called_healthy() -> None:
@@ -290,7 +290,7 @@ def test_tuples_and_top_codes_by_hand() -> None:
     codes = torch.tensor([[[0, 0], [0, 1], [0, 1], [2, 0]]])
     first, second = health_of_codes([CodeBatch(codes)], [4, 2])
     assert (first.tuples, second.tuples, second.tuples_exact) == (2, 3, True)
-    assert first.top_codes[:2] == [0, 2] and first.top_shares == [0.75, 0.25, 0.0, 0.0]
+    assert first.top_codes[:2] == (0, 2) and first.top_shares == (0.75, 0.25, 0.0, 0.0)
     assert (first.dead, second.dead) == (2, 0)
 
 
@@ -299,10 +299,10 @@ def test_a_book_whose_codes_all_lie_along_one_direction_is_narrow_however_many_a
     line = torch.arange(16.0)[:, None] * torch.ones(1, 64)
     (stage,) = health_of_codes([CodeBatch(codes)], [16], [line])
     assert (stage.usage_rate, stage.code_dimension) == (1.0, pytest.approx(1.0))
-    (verdict,) = verdicts([stage._replace(directions=64)], InForce(trained=False))
+    (verdict,) = verdicts([stage.model_copy(update={"directions": 64})], InForce(trained=False))
     assert verdict.level == "warn"
     assert "narrow: its codes fill 1.0 of 64 directions, 100 % of their variance lies along one" in verdict.text
     assert "tokenizer.whiten=0.5" in verdict.text
     round_book = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
     (wide,) = health_of_codes([CodeBatch(codes)], [16], [round_book])
-    assert verdicts([wide._replace(directions=64)])[0].level == "ok"
+    assert verdicts([wide.model_copy(update={"directions": 64})])[0].level == "ok"

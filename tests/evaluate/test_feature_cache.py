@@ -22,11 +22,12 @@ from bridle.data.build import open_data
 from bridle.data.digests import data_digest, splits_digest
 from bridle.data.sources import Splits
 from bridle.data.subset import part_of
-from bridle.evaluate import evaluator as judge_module
+from bridle.evaluate import collector
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import Features
 from bridle.evaluate.finetune import finetune_run
 from bridle.evaluate.probe_command import knn_run, probe_run
+from bridle.runs.results import read_results
 
 
 def features(number: float, items: int = 4) -> Features:
@@ -201,13 +202,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def extracted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A line for every set of items whose features were extracted."""
     lines: list[str] = []
-    collect: Callable[..., Features] = judge_module.collect_features
+    collect: Callable[..., Features] = collector.collect_features
 
     def counted(*given: Any, **named: Any) -> Features:
         lines.append("extracted")
         return collect(*given, **named)
 
-    monkeypatch.setattr(judge_module, "collect_features", counted)
+    monkeypatch.setattr(collector, "collect_features", counted)
     return lines
 
 
@@ -230,21 +231,17 @@ def test_a_probe_and_then_neighbours_extract_once(run: Path, tmp_path: Path, ext
     assert len(extracted) == 16
 
 
-def test_shots_and_heads_are_judged_beside_the_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shots_and_heads_are_scored_beside_the_baselines(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.evaluate.heads.sgd.FEWEST_STEPS", 40)
-    found = json.loads(probe_run(run, ["probe.shots=[1,3]", "probe.draws=3", "probe.head=sgd"]).read_text())
-    (entry,) = found["evaluations"]
-    assert entry["probe"]["learning_rate"] > 0
-    for probe in (entry["probe"], *found["baselines"].values()):
-        assert [(few["shots"], few["draws"], few["train_items"]) for few in probe["few_shot"]] == [
-            (1, 3, 10),
-            (3, 3, 30),
-        ]
-    assert set(entry["probe"]["few_shot"][0]["over"]) == {"raw", "untrained"}
-    assert entry["probe"]["hits"]["items"] == entry["probe"]["test_items"]
-    known = json.loads(knn_run(run, []).read_text())["evaluations"][0]["probe"]
-    assert 0 < known["retrieval"]["mean_average_precision"] <= 1
-    assert "few_shot" not in known
+    found = read_results(probe_run(run, ["probe.shots=[1,3]", "probe.draws=3", "probe.head=sgd"]))
+    (entry,) = found.evaluations
+    assert entry.probe.setting["learning_rate"] > 0
+    for scores in (entry.probe, *found.baselines.values()):
+        assert [(few.shots, len(few.draws), few.items) for few in scores.few_shot.values()] == [(1, 3, 10), (3, 3, 30)]
+    assert entry.probe.hits.items == entry.probe.test_items
+    known = read_results(knn_run(run, [])).evaluations[0].probe
+    assert known is not None and 0 < known.further["retrieval mAP"].value <= 1
+    assert known.few_shot == {}
 
 
 # data that changes under a run
@@ -264,22 +261,22 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("judge", [probe_run, knn_run])
+@pytest.mark.parametrize("evaluate", [probe_run, knn_run])
 def test_data_that_changed_is_measured_again_and_said_so(
-    judge: Callable[[Path, list[str]], Path], own: Path, capfd: pytest.CaptureFixture[str]
+    evaluate: Callable[[Path, list[str]], Path], own: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    before = json.loads(judge(own, []).read_text())
+    before = json.loads(evaluate(own, []).read_text())
     capfd.readouterr()
-    assert json.loads(judge(own, []).read_text()) == before
+    assert json.loads(evaluate(own, []).read_text()) == before
     assert "prob" not in capfd.readouterr().err  # nothing was measured
     file = next((own.parent / "data" / "dark").glob("*.png"))
     file.rename(own.parent / "data" / "light" / f"once-dark-{file.name}")  # another label
-    after = json.loads(judge(own, []).read_text())
+    after = json.loads(evaluate(own, []).read_text())
     said = capfd.readouterr().err
     assert said.count("files or labels of the data have changed since; measuring again.") == 1
     assert "probing" in said
     assert after["protocol"]["data"] != before["protocol"]["data"]
-    judge(own, [])
+    evaluate(own, [])
     assert "prob" not in capfd.readouterr().err
 
 

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy import stats
 
-from bridle.evaluate.significance import Hits, compare, compare_hits, make_hits, read_hits
+from bridle.evaluate.significance import compare, compare_hits, make_hits
+from bridle.runs.results import Hits, Scores, readable_part
 
 TRUTH = [np.array([0, 1, 2, 0, 1]), np.array([2, 0, 1])]
 
@@ -24,20 +26,20 @@ def seeded() -> torch.Generator:
 
 def test_hits_survive_json_at_a_bit_an_item() -> None:
     own = hits("10110010")
-    packed = own.packed()
-    assert len(packed["bits"]) == 4  # one byte in base64
-    back = read_hits({"hits": packed})
-    assert back is not None
-    assert back.right.tolist() == own.right.tolist() and (back.sizes, back.truth) == (own.sizes, own.truth)
+    assert len(own.bits) == 4  # one byte in base64
+    back = Hits.model_validate_json(own.model_dump_json())
+    assert back == own and back.right.tolist() == [letter == "1" for letter in "10110010"]
 
 
 @pytest.mark.parametrize(
     "damage",
     [{"items": 9}, {"bits": "!!"}, {"bits": ""}, {"sizes": [8, 0]}, {"sizes": "many"}, {"truth": None, "items": None}],
 )
-def test_hits_that_cannot_be_read_are_none(damage: dict[str, Any]) -> None:
-    assert read_hits({"hits": {**hits("10110010").packed(), **damage}}) is None
-    assert read_hits({}) is None
+def test_hits_that_cannot_be_read_are_refused_or_left_out(damage: dict[str, Any]) -> None:
+    damaged = {"accuracy": 0.5, "hits": {**hits("10110010").model_dump(mode="json"), **damage}}
+    with pytest.raises(ValidationError):
+        Scores.model_validate(damaged)
+    assert readable_part(Scores, damaged, []) == Scores(accuracy=0.5)
 
 
 def test_the_difference_is_the_mean_over_folds_and_p_is_mcnemars() -> None:

@@ -62,8 +62,9 @@ def test_a_probe_on_other_data_takes_its_layout_statistics_length_and_classes(
     path = probe_run(run, [f"data.root={signals}"], on=recipe)
     assert path == run / "probe-short.json"
     found = json.loads(path.read_text())
-    assert (found["protocol"]["geometry"]["input"], found["protocol"]["on"], found["seed"]) == ([32], "short", 3)
-    assert found["protocol"]["mean"][0] == pytest.approx(5, abs=0.2)  # measured on the other data
+    protocol = found["protocol"]
+    assert (protocol["inputs"]["geometry"]["input"], protocol["on"], found["seed"]) == ([32], "short", 3)
+    assert protocol["inputs"]["mean"][0] == pytest.approx(5, abs=0.2)  # measured on the other data
     (entry,) = found["evaluations"]
     assert (entry["probe"]["classes"], entry["probe"]["train_items"], entry["probe"]["test_items"]) == (2, 24, 8)
     assert "codebooks" not in entry  # they are judged on what their tokenizer was trained on

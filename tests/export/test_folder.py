@@ -227,7 +227,7 @@ def test_an_encoder_of_patches_is_not_said_to_have_predicted_codes(model: Model,
     assert "to predict the patches that it does not see.\nIt has no tokenizer" in card
     assert "residual-quantization" not in card
     found = json.loads(probe_run(tmp_path / "e", ["probe.items=40", "probe.cache_mb=0"]).read_text())
-    assert found["evaluations"][0]["codebooks"] == []
+    assert "codebooks" not in found["evaluations"][0]
     assert found["method"] == "encoder"  # whatever its config says of codebooks that are not here
     with pytest.raises(UsageError, match="has no tokenizer, so no codes and no codebooks"):
         examine_run(tmp_path / "e", items=20)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import sqrt
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from bridle.grid import ablation
 from bridle.grid.ablation import costs_of, note_cost
 from bridle.grid.cells import Cell, cells
 from bridle.grid.subprocesses import finish, run_beside, start
-from bridle.grid.table import Score, change_of, read_scores, write_tables
+from bridle.grid.table import change_of, read_scores, write_tables
 from bridle.grid.table_file import Grid, read_grid, table_names
+from bridle.runs.results import FoldScores, Hits, Scores
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
 PAPER |= {"table1", "table2", "table3", "codebooks"}
@@ -32,7 +34,7 @@ def grid(**rows: tuple[str, ...]) -> Grid:
     return Grid("test", "A test", 1, ("probe",), rows)
 
 
-def tables_of(rows: Grid, scores: Mapping[Cell, Mapping[str, Score]], out: Path, *, minutes: float) -> Path:
+def tables_of(rows: Grid, scores: Mapping[Cell, Mapping[str, Scores]], out: Path, *, minutes: float) -> Path:
     return write_tables(rows, scores, "digits-tiny", [], out, costs_of(rows, scores, out, wall_minutes=minutes))
 
 
@@ -113,18 +115,24 @@ def test_rows_that_differ_only_in_fine_tuning_share_their_run(tmp_path: Path) ->
     assert "finetune.loss=bce" not in found[0].pretrain
 
 
+def scored(values: Sequence[float], hits: Hits | None = None) -> Scores:
+    """Scores of one value, or of one per fold."""
+    folds = tuple(FoldScores(fold=n, accuracy=value) for n, value in enumerate(values)) if len(values) > 1 else ()
+    return Scores(accuracy=mean(values), folds=folds, hits=hits)
+
+
 def test_scores_of_folds_are_taken_one_by_one(tmp_path: Path) -> None:
     cell = Cell("a", 0, tmp_path, (), ())
-    folds = [{"accuracy": 0.5, "mean_average_precision": 0.1}, {"accuracy": 0.7, "mean_average_precision": 0.2}]
+    folds = [{"fold": 1, "accuracy": 0.5}, {"fold": 2, "accuracy": 0.7}]
     probe = {"accuracy": 0.6, "mean_average_precision": 0.15, "folds": folds}
     (tmp_path / "results.json").write_text(json.dumps({"evaluations": [{"iteration": 1, "probe": probe}]}))
-    assert read_scores(cell, grid(a=(), b=())) == {"probe": Score([0.5, 0.7])}
+    assert read_scores(cell, grid(a=(), b=()))["probe"].values == [0.5, 0.7]
 
 
 def test_raw_inputs_and_the_untrained_encoder_stand_above_the_rows(tmp_path: Path) -> None:
     rows = grid(base=(), other=("quantizer=vq",))
     scores = {
-        Cell(row, seed, tmp_path / f"{row}{seed}", (), ()): {"probe": Score([value])}
+        Cell(row, seed, tmp_path / f"{row}{seed}", (), ()): {"probe": scored([value])}
         for row, values in (("base", (0.50, 0.52)), ("other", (0.55, 0.58)))
         for seed, value in enumerate(values)
     }
@@ -147,7 +155,7 @@ def test_raw_inputs_and_the_untrained_encoder_stand_above_the_rows(tmp_path: Pat
 def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
     rows = grid(base=(), other=("quantizer=vq",))
     scores = {
-        Cell(row, seed, tmp_path / row, (), ()): {"probe": Score([value])}
+        Cell(row, seed, tmp_path / row, (), ()): {"probe": scored([value])}
         for row, values in (("base", (0.50, 0.52)), ("other", (0.55, 0.58)))
         for seed, value in enumerate(values)
     }
@@ -162,7 +170,7 @@ def test_the_table_shows_mean_spread_and_change(tmp_path: Path) -> None:
 
 def test_names_with_brackets_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = grid(**{"[rq] two": (), "one [/vq]": ("quantizer=vq",)})._replace(title="[b] or [/c]")
-    scores = {cell: {"probe": Score([0.5])} for cell in cells("digits-tiny", [], rows, seeds=[0], out=tmp_path)}
+    scores = {cell: {"probe": scored([0.5])} for cell in cells("digits-tiny", [], rows, seeds=[0], out=tmp_path)}
     tables_of(rows, scores, tmp_path, minutes=0.0)
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("[rq] two", "one [/vq]", "[b] or [/c]"))
@@ -200,7 +208,7 @@ def test_under_one_seed_rows_are_compared_by_their_items(tmp_path: Path) -> None
     truth = [np.zeros(100, dtype=np.int64)]
     base, better = np.arange(100) < 50, np.arange(100) < 60  # ten items that only the other row has right
     scores = {
-        Cell(row, 0, tmp_path / row, (), ()): {"probe": Score([right.mean()], make_hits(right, truth))}
+        Cell(row, 0, tmp_path / row, (), ()): {"probe": scored([right.mean()], make_hits(right, truth))}
         for row, right in (("base", base), ("other", better))
     }
     path = tables_of(grid(base=(), other=("quantizer=vq",)), scores, tmp_path, minutes=1.0)
@@ -215,7 +223,7 @@ def test_under_one_seed_rows_are_compared_by_their_items(tmp_path: Path) -> None
 def test_under_two_seeds_the_seeds_decide_and_the_items_are_told(tmp_path: Path) -> None:
     truth = [np.zeros(10, dtype=np.int64)]
     scores = {
-        Cell(row, seed, tmp_path / row, (), ()): {"probe": Score([n / 10], make_hits(np.arange(10) < n, truth))}
+        Cell(row, seed, tmp_path / row, (), ()): {"probe": scored([n / 10], make_hits(np.arange(10) < n, truth))}
         for row, counts in (("base", (5, 6)), ("other", (6, 8)))
         for seed, n in enumerate(counts)
     }
@@ -227,12 +235,12 @@ def test_under_two_seeds_the_seeds_decide_and_the_items_are_told(tmp_path: Path)
 
 def test_five_folds_of_two_seeds_are_two_pairs_and_of_one_seed_five(tmp_path: Path) -> None:
     base, gains = [0.5, 0.6, 0.55, 0.52, 0.58], (0.03, 0.05)
-    own = {seed: Score([value + gain for value in base]) for seed, gain in enumerate(gains)}
-    change, _ = change_of(own, {0: Score(base), 1: Score(base)})
+    own = {seed: scored([value + gain for value in base]) for seed, gain in enumerate(gains)}
+    change, _ = change_of(own, {0: scored(base), 1: scored(base)})
     assert change.pairs == 2 and change.change == pytest.approx(0.04)
     assert change.half == pytest.approx(12.706 * 0.01, rel=1e-3)  # t · sd/√2, sd = 0.02/√2
     assert not change.is_clear  # two seeds say little, however many folds each has
-    one, _ = change_of({0: own[0]}, {0: Score([0.5, 0.5, 0.5, 0.5, 0.5])})
+    one, _ = change_of({0: own[0]}, {0: scored([0.5, 0.5, 0.5, 0.5, 0.5])})
     assert one.pairs == 5
 
 
@@ -274,7 +282,7 @@ def test_the_table_tells_the_cpu_minutes_of_all_starts_and_counts_a_shared_run_o
         note_cost(tmp_path, work, seconds)
     for cell, seconds in zip(found, (6.0, 12.0), strict=True):
         note_cost(tmp_path, f"{shared}/{cell.finetuned.stem}", seconds)
-    scores = {cell: {"finetune": Score([0.5])} for cell in found}
+    scores = {cell: {"finetune": scored([0.5])} for cell in found}
     text = tables_of(rows, scores, tmp_path, minutes=0.25).read_text()
     assert "1.8 CPU minutes in all, 0.2 wall minutes since it was last started" in text
     stored = json.loads((tmp_path / "table.json").read_text())

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 from rich.console import Console
+from stored_results import evaluation
 
 from bridle.report.codebook_tables import codebook_table, verdict_lines, write_codebook_figures
+from bridle.runs.results import Evaluation
 
 STAGE = {
     "stage": 1,
@@ -29,7 +30,7 @@ STAGE = {
 }
 
 
-def printed(*entries: dict[str, Any]) -> str:
+def printed(*entries: Evaluation) -> str:
     console = Console(file=io.StringIO(), width=80, color_system=None)
     for entry in entries:
         console.print(codebook_table(entry))
@@ -40,7 +41,7 @@ def printed(*entries: dict[str, Any]) -> str:
 
 
 def test_the_table_has_a_column_per_stage_and_fits_80_columns() -> None:
-    text = printed({"iteration": 2, "codebooks": [{**STAGE, "stage": m} for m in (1, 2, 3, 4)]})
+    text = printed(evaluation(iteration=2, codebooks=[{**STAGE, "stage": m} for m in (1, 2, 3, 4)]))
     lines = {line.split("  ")[0]: line.split()[-4:] for line in text.splitlines()}
     assert "iteration 2" in text and max(map(len, text.splitlines())) <= 80
     assert lines["never used"] == ["128"] * 4
@@ -53,11 +54,11 @@ def test_the_table_has_a_column_per_stage_and_fits_80_columns() -> None:
 
 def test_a_verdict_is_a_line_and_hostile_text_stays_text() -> None:
     verdict = {"stage": 2, "level": "bad", "text": "[red]collapsed[/red]"}
-    assert "bad  stage 2: [red]collapsed[/red]" in printed({"iteration": 1, "codebooks": [], "verdicts": [verdict]})
+    assert "bad  stage 2: [red]collapsed[/red]" in printed(evaluation(verdicts=[verdict]))
 
 
 def test_figures_are_written_as_svg_and_png(tmp_path: Path) -> None:
-    entries = [{"iteration": r, "codebooks": [STAGE]} for r in (1, 2)]
+    entries = [evaluation(iteration=r, codebooks=[STAGE]) for r in (1, 2)]
     names = {path.name for path in write_codebook_figures(entries, tmp_path / "figures")}
     stems = ("code-usage", "code-norms-iteration1", "code-norms-iteration2")
     assert names == {f"{stem}.{kind}" for stem in stems for kind in ("svg", "png")}
@@ -67,4 +68,4 @@ def test_figures_are_written_as_svg_and_png(tmp_path: Path) -> None:
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
-    assert write_codebook_figures([{"iteration": 1, "codebooks": [{}]}], tmp_path / "figures") == []
+    assert write_codebook_figures([evaluation()], tmp_path / "figures") == []

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_results import results
 
 from bridle import api
 from bridle.config import Config
@@ -23,7 +24,7 @@ from bridle.files import read_lines
 from bridle.machine import cpu_seconds
 from bridle.report.curves import Point, averaged, curve_of, write_curves
 from bridle.runs.folder import RunFolder
-from bridle.train.run import Results
+from bridle.runs.results import read_results
 
 RESULTS: dict[str, Any] = {
     "baselines": {"untrained": {"accuracy": 0.4}},
@@ -38,9 +39,10 @@ RESULTS: dict[str, Any] = {
 
 def test_a_curve_begins_untrained_unless_training_did_not() -> None:
     points = [Point(1, 10, 1.0, 0.5), Point(1, 20, None, 0.55), Point(2, 10, 5.0, 0.6)]
-    assert curve_of(RESULTS) == [Point(1, 0, 0.0, 0.4), *points]
+    assert curve_of(results(RESULTS)) == [Point(1, 0, 0.0, 0.4), *points]
     start = {"iteration": 1, "step": 0, "cpu_seconds": 3.0, "probe": {"accuracy": 0.45}}  # brought along
-    assert curve_of({**RESULTS, "evaluations": [start, *RESULTS["evaluations"]]}) == [Point(1, 0, 0.05, 0.45), *points]
+    brought = results({**RESULTS, "evaluations": [start, *RESULTS["evaluations"]]})
+    assert curve_of(brought) == [Point(1, 0, 0.05, 0.45), *points]
 
 
 def test_seeds_are_averaged_where_all_of_them_have_a_point() -> None:
@@ -78,16 +80,16 @@ def test_every_kept_checkpoint_is_probed_once(small: Callable[..., Config], tmp_
     kept = ["runtime.checkpoint_every=2", "runtime.keep=9", "runtime.keep_finished=true", "runtime.log_every=3"]
     config = small(*kept, "tokenizer_phase.steps=3", steps=5)
     api.pretrain(config, out=tmp_path / "run")
-    found = Results(curve_run(tmp_path / "run", []), {}).value
+    found = read_results(curve_run(tmp_path / "run", []))
     points = curve_of(found)
     assert [(point.iteration, point.step) for point in points] == [(1, 0), *((r, s) for r in (1, 2) for s in (2, 4, 5))]
     minutes = [point.minutes for point in points]
     assert minutes == sorted(set(minutes)) and minutes[1] > 0  # each its own, though not all of them are logged
     rows = read_lines(tmp_path / "run" / "metrics.jsonl")
     assert 60 * minutes[-1] == pytest.approx(rows[-1]["cpu_seconds"], abs=1.0)
-    known = Results(tmp_path / "run" / "results.json", {}).value
-    assert found["baselines"] == known["baselines"]  # taken over
-    assert found["evaluations"][-1]["probe"]["accuracy"] == known["evaluations"][-1]["probe"]["accuracy"]
+    known = read_results(tmp_path / "run" / "results.json")
+    assert found.baselines == known.baselines  # taken over
+    assert found.evaluations[-1].probe.accuracy == known.evaluations[-1].probe.accuracy
     stamp = (tmp_path / "run" / "curve.json").stat().st_mtime_ns
     curve_run(tmp_path / "run", [])
     assert (tmp_path / "run" / "curve.json").stat().st_mtime_ns == stamp  # nothing was measured again

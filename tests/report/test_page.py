@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_results import results as stored
 
 from bridle.errors import CheckpointError, UsageError
 from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, probes_by_title, write_report
+from bridle.runs.results import Results
 
 PROBE = {"accuracy": 0.912, "interval": [0.88, 0.94], "chance": 0.1}
 STAGE = {
@@ -40,7 +42,7 @@ def run(**changes: Any) -> RunSummary:
         "verdicts": [{"stage": 1, "level": "ok", "text": "healthy."}],
     }
     results = {"evaluations": [evaluation], "baselines": {"raw": {"accuracy": 0.7}, "untrained": {"accuracy": 0.6}}}
-    whole = RunSummary("digits-rq", "digits", "RQ", metrics, results, "seed: 0\n", {"torch": "2.13"})
+    whole = RunSummary("digits-rq", "digits", "RQ", metrics, stored(results), "seed: 0\n", {"torch": "2.13"})
     return whole._replace(**changes)
 
 
@@ -73,7 +75,7 @@ def page(tmp_path: Path, *runs: RunSummary, **options: Any) -> str:
 
 def test_the_page_shows_the_results_and_the_sections(tmp_path: Path) -> None:
     shown = Tags(page(tmp_path, run(), title="My run"))
-    for text in ("My run", "digits", "RQ", "91.2", "88.0–94.0", "raw features", "70.0", "0.97", "healthy.", "seed: 0"):
+    for text in ("My run", "digits", "RQ", "91.2", "88.0–94.0", "raw input", "70.0", "0.97", "healthy.", "seed: 0"):
         assert text in shown.text, text
     headings = ("Encoder loss", "Token accuracy", "Code usage", "Code vectors", "Codebooks after iteration 1")
     assert all(heading in shown.text for heading in headings)
@@ -99,8 +101,8 @@ def test_hostile_text_stays_text_wherever_it_comes_from(tmp_path: Path) -> None:
     evaluation = {
         "iteration": 1,
         "probe": PROBE,
-        "codebooks": [{**STAGE, "stage": text, "usage_rate": text, "norms": [text]}],
-        "verdicts": [{"stage": text, "level": text, "text": text}],
+        "codebooks": [STAGE, {**STAGE, "stage": text, "usage_rate": text, "norms": [text]}],
+        "verdicts": [{"stage": 1, "level": "ok", "text": text}, {"stage": text, "level": text, "text": text}],
     }
     hostile = run(
         name=text,
@@ -109,7 +111,7 @@ def test_hostile_text_stays_text_wherever_it_comes_from(tmp_path: Path) -> None:
         config=text,
         environment={text: text},
         notes=(text,),
-        results={"evaluations": [evaluation], "baselines": {}},
+        results=stored({"evaluations": [evaluation], "baselines": {}}),
         metrics=[{"iteration": text, "phase": text, "step": 1, "steps": 2, "loss": text}],
     )
     shown = Tags(page(tmp_path, hostile, hostile, title=text, intro=text))
@@ -127,12 +129,12 @@ def test_an_address_that_would_run_is_never_made(tmp_path: Path) -> None:
 
 def test_a_run_without_labels_has_no_probe_but_all_the_rest(tmp_path: Path) -> None:
     evaluation = {"iteration": 1, "probe": None, "codebooks": [STAGE], "verdicts": []}
-    shown = Tags(page(tmp_path, run(results={"evaluations": [evaluation], "baselines": {}})))
+    shown = Tags(page(tmp_path, run(results=stored({"evaluations": [evaluation], "baselines": {}}))))
     assert "no labels" in shown.text and "Code usage" in shown.text and "0.97" in shown.text
 
 
 def test_a_run_that_has_only_begun_is_shown_as_such(tmp_path: Path) -> None:
-    shown = Tags(page(tmp_path, RunSummary("new", "new", "", [], {}, "", {})))
+    shown = Tags(page(tmp_path, RunSummary("new", "new", "", [], Results(), "", {})))
     assert "Nothing has been logged yet." in shown.text and "not evaluated yet" in shown.text
 
 
@@ -149,21 +151,21 @@ def test_what_could_not_be_read_is_named(tmp_path: Path) -> None:
 def test_results_of_an_unknown_form_never_break_the_page(tmp_path: Path, value: Any) -> None:
     evaluation = {"iteration": value, "probe": value, "codebooks": value, "verdicts": value}
     results = {"evaluations": [evaluation, value], "baselines": {"raw": value, "untrained": value}}
-    assert "</html>" in page(tmp_path, run(results=results, metrics=[]))
+    assert "</html>" in page(tmp_path, run(results=stored(results), metrics=[]))
     assert "</html>" in page(
-        tmp_path, run(results={"evaluations": value, "baselines": value}, metrics=[{"loss": value}])
+        tmp_path, run(results=stored({"evaluations": value, "baselines": value}), metrics=[{"loss": value}])
     )
 
 
 def test_the_worst_verdict_decides_the_flag(tmp_path: Path) -> None:
     levels = ["ok", "warn", "bad"]
-    evaluation = {**run().evaluations[0], "verdicts": [{"stage": 1, "level": lv, "text": "t"} for lv in levels]}
-    assert "1 bad, 1 to watch" in page(tmp_path, run(results={"evaluations": [evaluation]}))
+    evaluation = {"iteration": 1, "verdicts": [{"stage": 1, "level": lv, "text": "t"} for lv in levels]}
+    assert "1 bad, 1 to watch" in page(tmp_path, run(results=stored({"evaluations": [evaluation]})))
 
 
 def test_runs_of_one_method_on_the_same_data_are_told_apart_by_name() -> None:
     probes = probes_by_title([run(name="seed-0"), run(name="seed-1"), run(name="other", method="VQ")])
-    assert list(probes["digits"]) == ["raw", "untrained", "seed-0 iter 1", "seed-1 iter 1", "VQ iter 1"]
+    assert list(probes["digits"]) == ["raw input", "untrained encoder", "seed-0 iter 1", "seed-1 iter 1", "VQ iter 1"]
 
 
 def test_runs_of_one_recipe_are_told_apart_by_their_folders() -> None:
@@ -173,10 +175,12 @@ def test_runs_of_one_recipe_are_told_apart_by_their_folders() -> None:
 
 
 def test_baselines_that_differ_are_all_shown_with_their_run(tmp_path: Path) -> None:
-    other = {**run().results, "baselines": {"raw": {"accuracy": 0.7}, "untrained": {"accuracy": 0.65}}}
+    other = stored({"baselines": {"raw": {"accuracy": 0.7}, "untrained": {"accuracy": 0.65}}})
     text = Tags(page(tmp_path, run(folder="a"), run(folder="b", results=other))).text
     assert "untrained encoder, a" in text and "untrained encoder, b" in text
-    assert "raw features, a" not in text and text.count("raw features") == 1  # the same for both
+    assert (
+        "raw input, a" not in text and text.count("raw input") == 2
+    )  # the same for both: once in the figure, once in the table
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
@@ -260,7 +264,7 @@ def test_what_the_codebooks_command_found_replaces_what_the_run_measured(tmp_pat
     }
     verdict = {"stage": 1, "level": "warn", "text": "examined closely."}
     examined = {"evaluations": [{"iteration": 1, "codebooks": [stage], "verdicts": [verdict]}]}
-    shown = Tags(page(tmp_path, run(examined=examined)))
+    shown = Tags(page(tmp_path, run(examined=stored(examined))))
     for text in ("0.31", "0.77", "4,321", "98.1", "examined closely."):
         assert text in shown.text, text
     assert "Label" not in Tags(page(tmp_path, run())).text.split("Codebooks after")[1]
@@ -278,18 +282,18 @@ def test_curves_of_code_usage_are_drawn_where_they_were_logged(tmp_path: Path) -
 @pytest.mark.parametrize("value", [None, [], "x", 3, [None], [{}], {"evaluations": [{"iteration": 1, "codebooks": 3}]}])
 def test_an_unknown_form_of_codebooks_json_never_breaks_the_page(tmp_path: Path, value: Any) -> None:
     examined = value if isinstance(value, dict) else {"evaluations": value}
-    assert "</html>" in page(tmp_path, run(examined=examined))
+    assert "</html>" in page(tmp_path, run(examined=stored(examined)))
     odd = {"evaluations": [{"iteration": 1, "codebooks": [{"agreement": value, "tuples": value}], "verdicts": value}]}
-    assert "</html>" in page(tmp_path, run(examined=odd))
+    assert "</html>" in page(tmp_path, run(examined=stored(odd)))
 
 
 def test_several_labels_or_folds_are_told_beside_the_score(tmp_path: Path) -> None:
     labels = {"mean_average_precision": 0.312, "interval": [0.3, 0.33], "mean_auc": 0.941, "d_prime": 2.214}
-    folds = {**PROBE, "sd": 0.011, "folds": [{}] * 5}
+    folds = {**PROBE, "sd": 0.011, "folds": [{"fold": n} for n in range(5)]}
     results = [
         {"evaluations": [{"iteration": 1, "probe": probe}], "baselines": {"raw": probe}} for probe in (labels, folds)
     ]
-    runs = [run(title=title, results=found) for title, found in zip(("tagged", "folded"), results, strict=True)]
+    runs = [run(title=title, results=stored(found)) for title, found in zip(("tagged", "folded"), results, strict=True)]
     shown = Tags(page(tmp_path, *runs)).text
     assert "mAP; AUC 0.941, d′ 2.21" in shown and "probe mAP, %" in shown and "31.2" in shown
     assert "sd 1.1 over 5 folds" in shown and "probe accuracy, %" in shown

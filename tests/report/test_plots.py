@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 import pytest
 from PIL import Image, ImageColor
+from stored_results import scores, stage
 
 from bridle.report.plots import (
     Bar,
@@ -30,7 +31,7 @@ def rows(iterations: int = 2, phase: str = "encoder", **values: Any) -> list[dic
     ]
 
 
-STAGES = [{"usage_rate": 0.9, "effective_usage": 0.8}, {"usage_rate": 0.7, "effective_usage": 0.5}]
+STAGES = [stage(usage_rate=0.9, effective_usage=0.8), stage(usage_rate=0.7, effective_usage=0.5)]
 
 
 def words(svg: str) -> list[str]:
@@ -42,7 +43,7 @@ FIGURES = {
     "tokenizer": lambda: loss_curves(rows(phase="tokenizer", cosine=0.5, commitment=0.1), phase="tokenizer"),
     "accuracy": lambda: token_accuracy_curves(rows(token_accuracy=[0.4, 0.2])),
     "usage": lambda: code_usage_bars([("iteration 1", STAGES), ("iteration 2", STAGES)]),
-    "norms": lambda: code_norm_histograms([[0.5, 0.6]], [[0.9, 1.0]]),
+    "norms": lambda: code_norm_histograms([stage(norms_start=[0.5, 0.6], norms=[0.9, 1.0])]),
     "probe": lambda: probe_bars([Bar("raw", 0.5, 0.4, 0.6), Bar("RQ iter 1", 0.7)], chance=0.1),
 }
 
@@ -77,7 +78,7 @@ def test_nothing_to_draw_gives_the_empty_string() -> None:
     assert loss_curves([{"phase": "encoder", "iteration": 1, "step": 1, "loss": None}]) == ""
     assert token_accuracy_curves(rows()) == ""
     assert code_usage_bars([("iteration 1", [])]) == ""
-    assert code_norm_histograms([], []) == "" and code_norm_histograms([[]], [[0.0]]) == ""
+    assert code_norm_histograms([]) == "" and code_norm_histograms([stage(norms=[0.0])]) == ""
     assert probe_bars([]) == ""
 
 
@@ -122,14 +123,14 @@ def test_both_palettes_define_every_variable_the_figures_use() -> None:
 
 
 def test_a_probe_without_a_number_has_no_bar() -> None:
-    assert bar_of("raw", None) is None and bar_of("raw", {"accuracy": None}) is None
-    assert bar_of("raw", {"accuracy": 0.5, "interval": [0.4, 0.6]}) == Bar("raw", 0.5, 0.4, 0.6)
-    assert bar_of("raw", {"accuracy": 0.5}) == Bar("raw", 0.5)
+    assert bar_of("raw", None) is None and bar_of("raw", scores()) is None
+    assert bar_of("raw", scores(accuracy=0.5, interval=[0.4, 0.6])) == Bar("raw", 0.5, 0.4, 0.6)
+    assert bar_of("raw", scores(accuracy=0.5)) == Bar("raw", 0.5)
 
 
 @pytest.mark.parametrize("dark", [False, True])
 def test_the_summary_is_a_picture_on_its_own_paper(dark: bool) -> None:
-    probe = {"accuracy": 0.8, "interval": [0.75, 0.85], "chance": 0.1}
+    probe = scores(accuracy=0.8, interval=[0.75, 0.85], chance=0.1)
     results = {"digits": {"raw": probe, "VQ iter 1": probe, "RQ iter 1": probe}, "tones": {"raw": probe}, "none": {}}
     picture = Image.open(io.BytesIO(demo_summary_figure(results, dark=dark))).convert("RGB")
     paper = (DARK if dark else LIGHT).paper

@@ -7,6 +7,7 @@ import pytest
 
 from bridle.errors import UsageError
 from bridle.report.runs import number, read_run
+from bridle.runs.results import Evaluation, Results, Scores
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -33,8 +34,8 @@ def test_a_whole_run_is_read(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     assert (run.name, run.title, run.method, run.config) == ("digits-tiny", "digits", "RQ", "seed: 0\n")
     assert run.metrics == [{"step": 1}, {"step": 2}]
-    assert run.evaluations == [{"iteration": 1}]
-    assert run.baseline("raw") == {"accuracy": 0.9} and run.baseline("untrained") is None
+    assert run.evaluations == (Evaluation(iteration=1),)
+    assert run.results.baselines == {"raw": Scores(accuracy=0.9)}
     assert run.environment == {"torch": "2.13"}
     assert run.notes == ()
 
@@ -42,7 +43,7 @@ def test_a_whole_run_is_read(tmp_path: Path) -> None:
 def test_a_run_that_has_only_begun_is_named_after_its_directory(tmp_path: Path) -> None:
     run = read_run(write(tmp_path, config_yaml="seed: 0\n"))
     assert (run.name, run.title, run.method) == (tmp_path.name, tmp_path.name, "")
-    assert (run.metrics, run.results, run.evaluations, run.environment) == ([], {}, [], {})
+    assert (run.metrics, run.results, run.environment) == ([], Results(), {})
 
 
 def test_a_line_that_is_still_being_written_is_left_out_without_a_word(tmp_path: Path) -> None:
@@ -59,12 +60,13 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", "null", "\ufffd"])
 def test_results_that_are_not_an_object_are_left_out_and_named(tmp_path: Path, text: str) -> None:
     run = read_run(write(tmp_path, results_json=text))
-    assert run.results == {} and run.notes == ("results.json could not be read: it is not a JSON object.",)
+    assert run.results == Results() and run.notes == ("results.json could not be read: it is not a JSON object.",)
 
 
 def test_parts_of_the_wrong_kind_are_as_if_absent(tmp_path: Path) -> None:
     run = read_run(write(tmp_path, results_json='{"evaluations": {"a": 1}, "baselines": [1], "name": null}'))
-    assert run.evaluations == [] and run.baseline("raw") is None and run.name == tmp_path.name
+    assert run.results == Results() and run.name == tmp_path.name
+    assert run.notes[0].startswith("results.json: left out what could not be read: ") and "2 more" in run.notes[0]
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
@@ -90,5 +92,5 @@ def test_files_put_aside_and_examined_codebooks_are_read(tmp_path: Path) -> None
         )
     )
     assert run.quarantine == ({"path": "a.wav", "reason": "cut short"},)
-    assert run.examined == {"evaluations": []}
+    assert run.examined == Results()
     assert run.notes == ("quarantine.jsonl: 1 lines could not be read, the first is line 2.",)

@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_results import results, summary
 
-from bridle.report.finetune_tables import finetune_table
 from bridle.report.page import read_run, write_report
-from bridle.report.runs import RunSummary
-from bridle.report.score_tables import Labelled, judged_rows, protocol_words
+from bridle.report.runs import Measured
+from bridle.report.score_tables import Labelled, further_rows, protocol_words
+from bridle.report.tables import finetune_table
 
 SCORES = {"accuracy": 0.84, "interval": [0.82, 0.86], "top5": 0.99, "chance": 0.1, "train_items": 50, "test_items": 20}
 KNN = {
     "protocol": {"probe": {"pool": "mean"}},
     "baselines": {"raw": {**SCORES, "accuracy": 0.7}, "untrained": {**SCORES, "accuracy": 0.6}},
-    "evaluations": [{"iteration": 1, "probe": {**SCORES, "neighbours": 10}}],
+    "evaluations": [{"iteration": 1, "probe": {**SCORES, "setting": {"neighbours": 10}}}],
 }
 TUNED = {
     "protocol": {"finetune": {"epochs": 30.0, "steps": None}},
@@ -28,20 +29,20 @@ TUNED = {
 }
 
 
-def labelled(label: str = "RQ", title: str = "digits", **judged: dict[str, Any]) -> Labelled:
-    evaluations = [{"iteration": 1, "probe": SCORES}]
-    run = RunSummary(label, title, label, [], {"evaluations": evaluations}, "", {}, judged=judged)
-    return Labelled(run, label, f"run-{label}")
+def labelled(label: str = "RQ", title: str = "digits", **found: dict[str, Any]) -> Labelled:
+    run = summary({"evaluations": [{"iteration": 1, "probe": SCORES}]}, title=title, method=label)
+    further = tuple(Measured(kind, results(one)) for kind, one in found.items())
+    return Labelled(run._replace(further=further), label, f"run-{label}")
 
 
-def test_a_run_that_was_not_judged_again_has_no_rows() -> None:
-    assert judged_rows([labelled()]) == []
+def test_a_run_that_was_not_measured_again_has_no_rows() -> None:
+    assert further_rows([labelled()]) == []
 
 
 def test_rows_stand_by_protocol_with_the_baselines_first() -> None:
-    rows = judged_rows([labelled(knn=KNN, finetune=TUNED)])
+    rows = further_rows([labelled(knn=KNN, finetune=TUNED)])
     assert [(row.protocol, row.model, row.bar.value) for row in rows] == [
-        ("k-NN", "raw features", 0.7),
+        ("k-NN", "raw input", 0.7),
         ("k-NN", "untrained encoder", 0.6),
         ("k-NN", "RQ iteration 1", 0.84),
         ("fine-tuning, 30 epochs", "from scratch", 0.5),
@@ -54,27 +55,33 @@ def test_rows_stand_by_protocol_with_the_baselines_first() -> None:
 
 
 def test_runs_of_one_title_share_their_baselines_and_keep_their_own_scores() -> None:
-    rows = judged_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=KNN)])
-    assert [row.model for row in rows] == ["raw features", "untrained encoder", "RQ iteration 1", "VQ iteration 1"]
+    rows = further_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=KNN)])
+    assert [row.model for row in rows] == ["raw input", "untrained encoder", "RQ iteration 1", "VQ iteration 1"]
 
 
 def test_a_baseline_that_differs_is_not_dropped() -> None:
     other = {**KNN, "baselines": {"untrained": {**SCORES, "accuracy": 0.65}}}
-    rows = judged_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=other)])
+    rows = further_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=other)])
     assert [row.bar.value for row in rows if row.model == "untrained encoder"] == [0.6, 0.65]
 
 
 def test_a_probe_that_repeats_what_the_run_measured_is_not_shown_twice() -> None:
     same = {"protocol": {"probe": {"pool": "mean"}}, "evaluations": [{"iteration": 1, "probe": SCORES}]}
     better = {**same, "evaluations": [{"iteration": 1, "probe": {**SCORES, "accuracy": 0.9}}]}
-    assert judged_rows([labelled(probe=same)]) == []
-    assert [row.bar.value for row in judged_rows([labelled(probe=better)])] == [0.9]
+    assert further_rows([labelled(probe=same)]) == []
+    assert [row.bar.value for row in further_rows([labelled(probe=better)])] == [0.9]
 
 
 def test_folds_and_several_labels_are_told_beside_the_score() -> None:
-    several = {"mean_average_precision": 0.41, "mean_auc": 0.9612, "d_prime": 2.494, "sd": 0.012, "folds": [{}] * 5}
+    several = {
+        "mean_average_precision": 0.41,
+        "mean_auc": 0.9612,
+        "d_prime": 2.494,
+        "sd": 0.012,
+        "folds": [{"fold": n} for n in range(5)],
+    }
     tuned = {"evaluations": [{"iteration": 2, "start": "iter2", "finetune": several}]}
-    (row,) = judged_rows([labelled(finetune=tuned)])
+    (row,) = further_rows([labelled(finetune=tuned)])
     assert row.bar.value == 0.41
     assert row.beside == ["sd 1.2 over 5 folds", "mAP", "AUC 0.961", "d′ 2.49"]
 
@@ -95,25 +102,26 @@ def test_folds_and_several_labels_are_told_beside_the_score() -> None:
     ],
 )
 def test_a_protocol_in_words(kind: str, protocol: dict[str, Any], words: str) -> None:
-    assert protocol_words(kind, {"protocol": protocol}) == words
+    assert protocol_words(kind, results({"protocol": protocol})) == words
 
 
 def test_few_labels_and_retrieval_are_told_beside_the_score() -> None:
-    scores = {"accuracy": 0.5, "interval": [0.4, 0.6], "retrieval": {"mean_average_precision": 0.25}}
-    some = {"shots": 5, "accuracy": 0.3, "interval": [0.28, 0.32], "short": 2}
-    few = {"few_shot": [{"shots": 1, "accuracy": 0.1}, some, "damaged"]}
-    (row,) = judged_rows([labelled(probe={"evaluations": [{"iteration": 1, "probe": {**scores, **few}}]})])
+    scores = {"accuracy": 0.5, "interval": [0.4, 0.6]}
+    some = {"shots": 5, "value": 0.3, "interval": [0.28, 0.32], "short": 2}
+    few: dict[str, Any] = {"retrieval mAP": {"value": 0.25}, "1 per class": {"shots": 1, "value": 0.1}}
+    few |= {"5 per class": some, "9 per class": "damaged", "width": {"value": 12.345, "unit": ""}}
+    (row,) = further_rows([labelled(probe={"evaluations": [{"iteration": 1, "probe": {**scores, "further": few}}]})])
     assert row.beside == [
         "retrieval mAP 25.0",
         "1 per class: 10.0",
         "5 per class (2 have fewer): 30.0 ±2.0",
-        "0 per class: –",
+        "width 12.35",
     ]
 
 
 @pytest.mark.parametrize("damaged", [{}, {"evaluations": 3}, {"evaluations": [None, {"probe": "x"}], "baselines": []}])
 def test_files_of_unexpected_content_leave_no_rows(damaged: dict[str, Any]) -> None:
-    assert judged_rows([labelled(probe=damaged, knn=damaged, finetune=damaged)]) == []
+    assert further_rows([labelled(probe=damaged, knn=damaged, finetune=damaged)]) == []
 
 
 def test_the_page_shows_what_lies_beside_a_run(tmp_path: Path) -> None:
@@ -121,7 +129,7 @@ def test_the_page_shows_what_lies_beside_a_run(tmp_path: Path) -> None:
     (tmp_path / "finetune.json").write_text(json.dumps({**TUNED, "baselines": {}}))
     (tmp_path / "knn.json").write_text("{ broken")
     page = write_report([read_run(tmp_path)], tmp_path / "report.html").read_text()
-    assert "Judged further" in page
+    assert "Further measurements" in page
     assert "fine-tuning, 30 epochs" in page
     assert "knn.json could not be read" in page
 
@@ -129,7 +137,7 @@ def test_the_page_shows_what_lies_beside_a_run(tmp_path: Path) -> None:
 def test_the_page_without_such_files_has_no_such_section(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
     page = write_report([read_run(tmp_path)], tmp_path / "report.html").read_text()
-    assert "Judged further" not in page
+    assert "Further measurements" not in page
 
 
 def test_a_hostile_name_of_data_is_escaped(tmp_path: Path) -> None:
@@ -142,7 +150,7 @@ def test_a_hostile_name_of_data_is_escaped(tmp_path: Path) -> None:
 
 
 def test_an_encoder_from_elsewhere_has_no_iteration() -> None:
-    rows = judged_rows([labelled("vit", knn={**KNN, "method": "imported"})])
-    assert [row.model for row in rows] == ["raw features", "untrained encoder", "vit"]
-    table = finetune_table({**TUNED, "method": "imported"})
+    rows = further_rows([labelled("vit", knn={**KNN, "method": "imported"})])
+    assert [row.model for row in rows] == ["raw input", "untrained encoder", "vit"]
+    table = finetune_table(results({**TUNED, "method": "imported"}))
     assert table is not None and list(table.columns[0].cells)[:2] == ["scratch", "imported"]

@@ -3,22 +3,32 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import Console
+from stored_results import STAGE, results, summary
 
-from bridle.report.runs import RunSummary
 from bridle.report.tables import few_shot_table, results_table
 
-STAGES = [{"usage_rate": 1.0, "effective_usage": 0.87}] * 4
-PLAIN = {"accuracy": 0.8, "interval": [0.75, 0.83], "chance": 0.1}
-FOLDED = {**PLAIN, "accuracy": 0.523, "mean_average_precision": 0.561, "sd": 0.011, "folds": [{}] * 5}
+STAGES = [{**STAGE, "usage_rate": 1.0, "effective_usage": 0.87}] * 4
+PLAIN: dict[str, Any] = {"accuracy": 0.8, "interval": [0.75, 0.83], "chance": 0.1}
+FOLDED = {
+    **PLAIN,
+    "accuracy": 0.523,
+    "mean_average_precision": 0.561,
+    "sd": 0.011,
+    "folds": [{"fold": n} for n in range(5)],
+}
 LABELS = {"mean_average_precision": 0.312, "interval": [0.30, 0.33], "mean_auc": 0.9412, "d_prime": 2.214}
 
 
 def shown(probe: dict[str, Any], *, stages: Any = STAGES, **header: Any) -> list[str]:
     """The lines of the table in 80 columns, blanks made single."""
-    evaluation = {"iteration": 1, "probe": probe, "codebooks": stages, "verdicts": [{"level": "ok"}]}
-    results = {"baselines": {"raw": probe}, "evaluations": [evaluation], **header}
-    run = RunSummary("name", "set [x]", "RQ", [], results, "", {})
-    table = results_table([run])
+    evaluation = {
+        "iteration": 1,
+        "probe": probe,
+        "codebooks": stages,
+        "verdicts": [{"stage": 1, "level": "ok", "text": ""}],
+    }
+    found = {"baselines": {"raw": probe}, "evaluations": [evaluation], **header}
+    table = results_table([summary(found, title="set [x]")])
     assert table is not None
     console = Console(width=80, no_color=True)
     with console.capture() as capture:
@@ -33,7 +43,7 @@ def test_a_single_split_shows_accuracy_and_half_its_interval() -> None:
         "features of probe acc. % CUR per stage ECU per stage codebooks",
         "set [x]",
         "raw input 80.0 ±4.0",
-        "RQ iter1 80.0 ±4.0 1.0 1.0 1.0 1.0 .87 .87 .87 .87 healthy",
+        "RQ iter1 80.0 ±4.0 1.0 1.0 1.0 1.0 .87 .87 .87 .87 in use",
     ]
 
 
@@ -42,7 +52,7 @@ def test_folds_show_their_spread_their_number_and_map() -> None:
         "features of probe acc. % mAP % ECU per stage codebooks",
         "set [x] (5 folds)",
         "raw input 52.3 ±1.1 sd 56.1",
-        "RQ iter1 52.3 ±1.1 sd 56.1 .87 .87 .87 .87 healthy",
+        "RQ iter1 52.3 ±1.1 sd 56.1 .87 .87 .87 .87 in use",
     ]
 
 
@@ -51,64 +61,71 @@ def test_several_labels_show_map_auc_and_d_prime() -> None:
         "features of probe mAP % AUC d′ ECU per stage codebooks",
         "set [x]",
         "raw input 31.2 ±1.5 0.941 2.21",
-        "RQ iter1 31.2 ±1.5 0.941 2.21 .87 .87 .87 .87 healthy",
+        "RQ iter1 31.2 ±1.5 0.941 2.21 .87 .87 .87 .87 in use",
     ]
 
 
 def test_without_codebooks_their_columns_are_left_out_and_neighbours_are_named() -> None:
-    assert shown(PLAIN, stages=None, evaluation="k-NN")[0] == "features of k-NN acc. %"
+    assert shown(PLAIN, stages=[], evaluation="k-NN")[0] == "features of k-NN acc. %"
 
 
 def test_a_run_without_results_has_no_table() -> None:
-    assert results_table([RunSummary("name", "set", "RQ", [], {}, "", {})]) is None
+    assert results_table([summary({})]) is None
 
 
 def test_where_classes_are_uneven_balanced_accuracy_stands_beside() -> None:
-    assert shown({**PLAIN, "balanced_accuracy": 0.71}, stages=None)[-1] == "RQ iter1 80.0 ±4.0 71.0"
-    assert shown({**PLAIN, "balanced_accuracy": 0.79}, stages=None)[-1] == "RQ iter1 80.0 ±4.0"
+    assert shown({**PLAIN, "balanced_accuracy": 0.71}, stages=[])[-1] == "RQ iter1 80.0 ±4.0 71.0"
+    assert shown({**PLAIN, "balanced_accuracy": 0.79}, stages=[])[-1] == "RQ iter1 80.0 ±4.0"
 
 
 def test_retrieval_stands_beside_the_neighbours() -> None:
-    probe = {**PLAIN, "retrieval": {"mean_average_precision": 0.312, "interval": [0.30, 0.33]}}
-    assert shown(probe, stages=None, evaluation="k-NN")[-1] == "RQ iter1 80.0 ±4.0 31.2 ±1.5"
+    probe = {**PLAIN, "further": {"retrieval mAP": {"value": 0.312, "interval": [0.30, 0.33]}}}
+    assert shown(probe, stages=[], evaluation="k-NN")[-1] == "RQ iter1 80.0 ±4.0 31.2 ±1.5"
+
+
+def few(score: float, *, spread: float = 0.01, short: int = 0) -> dict[str, Any]:
+    """A few-shot score with five labels per class, of two draws."""
+    draws = [score - spread, score + spread]
+    one = {"value": score, "interval": [score - 0.02, score + 0.02], "shots": 5, "draws": draws, "short": short}
+    return {"further": {"5 per class": one}}
+
+
+def few_shot_lines(found: dict[str, Any]) -> list[str]:
+    table = few_shot_table(results({"method": "RQ", **found}))
+    assert table is not None
+    console = Console(width=200, no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    return [" ".join(line.split()) for line in capture.get().splitlines()]
 
 
 def test_few_labels_have_a_table_of_their_own_with_a_star_above_the_untrained_encoder() -> None:
-    def few(score: float, **over: Any) -> list[dict[str, Any]]:
-        return [{"shots": 5, "draws": 10, "accuracy": score, "interval": [score - 0.02, score + 0.02], **over}]
-
-    better = {"over": {"untrained": {"change": 0.2, "half": 0.1}}}
     evaluations = [
-        {"iteration": 1, "probe": {"few_shot": few(0.5, **better)}},
-        {"iteration": 2, "probe": {"few_shot": few(0.3)}},
-        {"iteration": 3, "probe": None},
+        {"iteration": 1, "probe": few(0.5, spread=0.011)},
+        {"iteration": 2, "probe": few(0.3)},
+        {"iteration": 3},
     ]
-    results = {"baselines": {"untrained": {"few_shot": few(0.3)}}, "evaluations": evaluations}
-    table = few_shot_table(RunSummary("name", "set", "RQ", [], results, "", {}))
-    assert table is not None
-    console = Console(width=100, no_color=True)
-    with console.capture() as capture:
-        console.print(table)
-    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    lines = few_shot_lines({"baselines": {"untrained": few(0.3)}, "evaluations": evaluations})
     assert lines[:5] == [
-        "few labels, 10 draws 5 per class, %",
+        "few labels, 2 draws 5 per class, %",
         "untrained encoder 30.0 ±2.0",
         "RQ iter1 50.0 ±2.0 *",
         "RQ iter2 30.0 ±2.0",
         "RQ iter3 –",
     ]
     assert "* above the untrained encoder on the same draws" in " ".join(lines[5:])
-    assert few_shot_table(RunSummary("name", "set", "RQ", [], {}, "", {})) is None
+    assert few_shot_table(results({})) is None
 
 
 def test_draws_that_are_all_alike_get_no_star_and_classes_with_too_few_items_are_told() -> None:
-    few: dict[str, Any] = {"shots": 50, "draws": 3, "accuracy": 0.5, "interval": [0.5, 0.5], "short": 4}
-    few["over"] = {"untrained": {"change": 0.2, "half": 1e-17}}
-    results = {"evaluations": [{"iteration": 1, "probe": {"few_shot": [few]}}]}
-    table = few_shot_table(RunSummary("name", "set", "RQ", [], results, "", {}))
+    found = {"baselines": {"untrained": few(0.3)}, "evaluations": [{"iteration": 1, "probe": few(0.5, short=4)}]}
+    text = " ".join(few_shot_lines(found))
+    assert "RQ iter1 50.0 ±2.0 *" not in text
+    assert "of 4 classes with too few items all were taken" in text
+
+
+def test_the_best_row_is_bold_and_not_the_last() -> None:
+    found = {"baselines": {"raw": PLAIN}, "evaluations": [{"iteration": 1, "probe": {**PLAIN, "accuracy": 0.7}}]}
+    table = results_table([summary(found)])
     assert table is not None
-    console = Console(width=200, no_color=True)
-    with console.capture() as capture:
-        console.print(table)
-    assert "50.0 ±0.0 *" not in capture.get()
-    assert "of 4 classes with too few items all were taken" in " ".join(capture.get().split())
+    assert [row.style for row in table.rows] == [None, "bold", None]  # the title, raw input, the model

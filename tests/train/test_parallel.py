@@ -19,8 +19,8 @@ from bridle.data.loading.loader import BadSample
 from bridle.errors import DataError, RankError, UsageError
 from bridle.machine import StopRequest
 from bridle.quantize.initialise import Rows, Solved, solve_stages
+from bridle.runs.results import Results, ResultsFile
 from bridle.train.parallel import Replicas, agree, blocks, digest, require_equal
-from bridle.train.run import Results
 
 cli_app = importlib.import_module("bridle.cli.app")  # `bridle.cli.app` is also the name of what it holds
 
@@ -105,7 +105,7 @@ def two_ranks(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 def test_what_is_done_once_asks_nothing_of_ranks_that_wait_for_it(two_ranks: list[object], tmp_path: Path) -> None:
     def work() -> int:
-        Results(tmp_path / "results.json", {})  # itself read once for all ranks
+        ResultsFile(tmp_path / "results.json", Results())  # itself read once for all ranks
         return distributed.world_size()
 
     assert distributed.done_once(work) == 1

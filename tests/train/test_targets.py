@@ -31,6 +31,7 @@ from bridle.grid.table_file import read_grid
 from bridle.machine import Machine
 from bridle.models.build import build_nets
 from bridle.models.tokenizer import ColdStartTokenizer, VitTokenizer
+from bridle.runs.results import read_results
 from bridle.train.algorithm1 import schedule
 from bridle.train.phases import teach
 from bridle.train.stored_codes import CodeTable
@@ -88,11 +89,11 @@ def patches_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_run_that_predicts_patches_trains_and_is_probed(patches_run: Path) -> None:
-    results = api.Results(patches_run / "results.json", {}).value
-    assert results["method"] == "patches"
-    (entry,) = results["evaluations"]
-    assert entry["probe"]["accuracy"] > 0.1
-    assert entry["codebooks"] == []
+    results = read_results(patches_run / "results.json")
+    assert results.method == "patches"
+    (entry,) = results.evaluations
+    assert entry.probe is not None and entry.probe.accuracy > 0.1
+    assert entry.codebooks == ()
     assert not any(name.startswith("tokenizer") for name in last_state(patches_run))
     assert all("code_usage" not in row for row in read_lines(patches_run / "metrics.jsonl"))
 

@@ -21,11 +21,12 @@ from bridle.models.build import build_nets
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.checkpoint import checkpoint_folders, load, publish
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Results, ResultsFile
 from bridle.train import engine, phases
 from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedule
 from bridle.train.engine import fit
 from bridle.train.optim import build_optimizer, decays, learning_rate
-from bridle.train.run import Results, Run, open_machine
+from bridle.train.run import Run, open_machine
 
 Small = Callable[..., Config]
 StateOf = Callable[[Any], dict[str, torch.Tensor]]
@@ -256,7 +257,7 @@ def test_a_checkpoint_of_a_phase_that_the_run_has_not_is_refused(
     train(run, Turn(1, "encoder"))
     last = load(checkpoint_folders(run.folder.checkpoints)[-1])
     publish(run.folder.checkpoints, "p0009-iter9-encoder-00000001-end", last.tensors, {**last.state, **wrong}, keep=2)
-    results = Results(tmp_path / "results.json", {})
+    results = ResultsFile(tmp_path / "results.json", Results())
     with pytest.raises(CheckpointError, match="the run has no such phase"):
         interleave(run, results, None)
 

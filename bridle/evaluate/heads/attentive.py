@@ -43,14 +43,14 @@ class AttentiveClassifier(NamedTuple):
     query: Tensor  # (Q, D)
     weight: Tensor  # (Q·D, K)
     bias: Tensor  # (K,)
-    several: bool
+    multilabel: bool
     setting: dict[str, float | bool]
 
     def scores(self, items: Features) -> Array:
         """(N, K): log-probabilities where classes exclude one another, else logits."""
         heads = _Heads(self.query[None], self.weight[None], self.bias[None])
         logits = _all_logits(items, heads, self.mean, self.scale)[0]
-        found: Array = (logits if self.several else logits.log_softmax(dim=1)).numpy()
+        found: Array = (logits if self.multilabel else logits.log_softmax(dim=1)).numpy()
         return found
 
 
@@ -76,7 +76,7 @@ def fit_attentive(train: Features, held: Array, *, seed: int) -> AttentiveClassi
         # Ties go to the stronger decay.
         decay = max(zip(quality, WEIGHT_DECAYS, strict=True))[1]
     query, weight, bias = (part[0] for part in _learn(train, y, mean, scale, [decay], seed))
-    return AttentiveClassifier(classes, mean, scale, query, weight, bias, train.several, {"weight_decay": decay})
+    return AttentiveClassifier(classes, mean, scale, query, weight, bias, train.multilabel, {"weight_decay": decay})
 
 
 def _learn(items: Features, y: Tensor, mean: Tensor, scale: Tensor, decays: Sequence[float], seed: int) -> _Heads:
@@ -101,7 +101,7 @@ def _learn(items: Features, y: Tensor, mean: Tensor, scale: Tensor, decays: Sequ
             group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
         heads = _Heads(torch.stack(queries), torch.stack(weights), torch.stack(biases))
         logits = _logits(items, rows, heads, mean, scale)
-        loss = sum_of_losses(logits, y[torch.from_numpy(rows)], "bce" if items.several else "ce")
+        loss = sum_of_losses(logits, y[torch.from_numpy(rows)], "bce" if items.multilabel else "ce")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -46,13 +46,13 @@ class LinearClassifier(NamedTuple):
     scale: Tensor  # (D,)
     weight: Tensor  # (D, K)
     bias: Tensor  # (K,)
-    several: bool  # may an item have several labels?
+    multilabel: bool  # may an item have several labels?
     setting: dict[str, float | bool]  # what was chosen, and whether the fit ended before its iteration limit
 
     def scores(self, items: Features) -> Array:
         """(N, K)."""
         x = (torch.from_numpy(items.x).double() - self.mean) / self.scale
-        return _scores(x @ self.weight + self.bias, several=self.several)
+        return _scores(x @ self.weight + self.bias, multilabel=self.multilabel)
 
 
 class _Rotated(NamedTuple):
@@ -91,14 +91,14 @@ def fit_logistic(
         quality: list[float] = []
         fits = [
             _solve_along(
-                rotated, targets, path, rows=torch.from_numpy(~part), several=train.several, tolerance=CHOOSING
+                rotated, targets, path, rows=torch.from_numpy(~part), multilabel=train.multilabel, tolerance=CHOOSING
             )
             for part in parts
         ]
         for found in zip(*fits, strict=True):
             each = [
                 fit_quality(
-                    _scores(rotated.x[torch.from_numpy(part)] @ own.weight + own.bias, several=train.several),
+                    _scores(rotated.x[torch.from_numpy(part)] @ own.weight + own.bias, multilabel=train.multilabel),
                     *(train.y[part], classes),
                 )
                 for part, own in zip(parts, found, strict=True)
@@ -110,10 +110,10 @@ def fit_logistic(
         best = int(np.argmax(quality))
         strength, near = path[best], tried[best]
     # What was found without the validation items is close to what all items ask for.
-    (final,) = _solve_along(rotated, targets, [strength], rows=slice(None), several=train.several, start=near)
+    (final,) = _solve_along(rotated, targets, [strength], rows=slice(None), multilabel=train.multilabel, start=near)
     weight = rotated.axes @ final.weight  # (R, K) -> (D, K)
     setting: dict[str, float | bool] = {"strength": float(strength), "converged": final.converged}
-    return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, train.several, setting)
+    return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, train.multilabel, setting)
 
 
 def _can_choose(y: Array, part: Array) -> bool:
@@ -133,14 +133,14 @@ def fit_quality(scores: Array, y: Array, classes: Array) -> float:
 
 def one_column_each(items: Features) -> tuple[Array, Tensor]:
     """Labels of the columns (K,) and 0/1 targets (N, K) float64."""
-    if items.several:
+    if items.multilabel:
         return np.arange(items.y.shape[1]), torch.from_numpy(items.y).double()
     classes, place = np.unique(items.y, return_inverse=True)
     return classes, torch.nn.functional.one_hot(torch.from_numpy(place), len(classes)).double()
 
 
-def _scores(logits: Tensor, *, several: bool) -> Array:
-    found: Array = (logits if several else logits.log_softmax(dim=1)).numpy()
+def _scores(logits: Tensor, *, multilabel: bool) -> Array:
+    found: Array = (logits if multilabel else logits.log_softmax(dim=1)).numpy()
     return found
 
 
@@ -172,7 +172,7 @@ def _solve_along(
     strengths: Sequence[float],
     *,
     rows: Tensor | slice,
-    several: bool,
+    multilabel: bool,
     start: _Solved | None = None,
     tolerance: float = TOLERANCE,
 ) -> Iterator[_Solved]:
@@ -180,23 +180,23 @@ def _solve_along(
     x, y = rotated.x[rows], targets[rows]
     share = y.mean(dim=0)
     # A class that is nowhere or everywhere in these rows has no finite optimum; it gets one score for all items.
-    fitted = (share > 0) & (share < 1) if several else share > 0
-    bias = share.logit() if several else share.log()
+    fitted = (share > 0) & (share < 1) if multilabel else share > 0
+    bias = share.logit() if multilabel else share.log()
     found = _Solved(x.new_zeros(x.shape[1], len(share)), bias, True) if start is None else start
     found = found._replace(bias=torch.where(found.bias.isfinite(), found.bias, bias))
     for strength in strengths:
         own = _Solved(found.weight[:, fitted], found.bias[fitted], found.converged)
-        own = _solve(x, y[:, fitted], strength, own, spread=rotated.spread, several=several, tolerance=tolerance)
+        own = _solve(x, y[:, fitted], strength, own, spread=rotated.spread, multilabel=multilabel, tolerance=tolerance)
         found = _Solved(torch.zeros_like(found.weight), torch.where(fitted, 0.0, bias), own.converged)
         found.weight[:, fitted], found.bias[fitted] = own.weight, own.bias
         yield found
 
 
 def _solve(
-    x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Tensor, several: bool, tolerance: float
+    x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Tensor, multilabel: bool, tolerance: float
 ) -> _Solved:
     """L-BFGS from `start`, in variables scaled by the square root of the modelled Hessian."""
-    N, loss = len(x), _against_the_rest if several else _softmax_loss
+    N, loss = len(x), _against_the_rest if multilabel else _softmax_loss
     penalty = 1 / (strength * N)  # the objective per item: mean ℓ + ½·penalty·‖W‖²
     p = loss(x @ start.weight + start.bias, y)[1] + y  # the derivative is p − y
     curvature = (p * (1 - p)).mean(dim=0).clamp(min=SMALLEST_CURVATURE)  # (K,)

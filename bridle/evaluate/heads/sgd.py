@@ -84,9 +84,9 @@ def fit_head(
     """
     assert settings.head != "logistic"
     loss = settings.loss
-    if train.several and loss == "ce":
+    if train.multilabel and loss == "ce":
         raise ConfigError("probe.loss: 'ce' needs one label per item, but some have several; use 'bce' or 'auto'.")
-    kind: Loss = ("bce" if train.several else "ce") if loss == "auto" else loss
+    kind: Loss = ("bce" if train.multilabel else "ce") if loss == "auto" else loss
     held = np.atleast_2d(held)[0]  # of several parts one will do
     classes, targets = one_column_each(train)
     y, rates = targets.float(), LEARNING_RATES[settings.head]

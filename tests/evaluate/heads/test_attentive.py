@@ -4,12 +4,12 @@ from functools import partial
 
 import numpy as np
 import pytest
+from probing import score_split
 
 from bridle.evaluate.features import Features
 from bridle.evaluate.heads import attentive
 from bridle.evaluate.heads.attentive import fit_attentive
 from bridle.evaluate.heads.logistic import fit_logistic
-from bridle.evaluate.probe import score_split
 
 METHOD = partial(fit_attentive, seed=0)
 

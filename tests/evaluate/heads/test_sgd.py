@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from probing import score_split
 
 from bridle.config.training_schema import ProbeConfig
 from bridle.errors import ConfigError
@@ -14,7 +15,6 @@ from bridle.evaluate.features import Features
 from bridle.evaluate.heads import sgd as heads_sgd
 from bridle.evaluate.heads.sgd import fit_head, sum_of_losses
 from bridle.evaluate.metrics import mean_average_precision
-from bridle.evaluate.probe import score_split
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_it_tells_classes_apart(optimizer: Literal["sgd", "adamw"], loss: Litera
     def method(items: Features, held: np.ndarray) -> heads_sgd.TrainedHead:
         return fit_head(items, held, settings=ProbeConfig(head=optimizer, loss=loss, epochs=3), seed=0)
 
-    assert score_split(method, train, test, seed=0).as_dict()["accuracy"] > 0.8
+    assert score_split(method, train, test, seed=0).accuracy > 0.8
 
 
 def test_the_same_seed_gives_the_same_head() -> None:

@@ -7,10 +7,11 @@ import pytest
 from sklearn.metrics import average_precision_score
 from sklearn.metrics.pairwise import cosine_similarity
 
-from bridle.evaluate import retrieval as module
+from bridle.config.training_schema import ProbeConfig
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.probe import Pair
-from bridle.evaluate.retrieval import query_precision, retrieval
+from bridle.evaluate.scorers import Pair, Score, Task
+from bridle.evaluate.scorers import retrieval as module
+from bridle.evaluate.scorers.retrieval import query_precision
 
 
 def items(count: int, *, classes: int = 3, seed: int = 0) -> Features:
@@ -21,6 +22,10 @@ def items(count: int, *, classes: int = 3, seed: int = 0) -> Features:
 
 def pair(train: Features, test: Features, name: str = "") -> Pair:
     return Pair(name, train, np.zeros(len(train.y), dtype=bool), test)
+
+
+def retrieval(pairs: list[Pair], *, seed: int) -> Score | None:
+    return module.retrieval(Task(lambda: iter(pairs), ProbeConfig(), seed)).get("retrieval mAP")
 
 
 def oracle(queries: Features, gallery: Features) -> Array:
@@ -56,10 +61,10 @@ def test_the_mean_leaves_out_queries_that_nothing_could_be_found_for() -> None:
     strange = test._replace(y=np.where(np.arange(25) < 5, 99, test.y))
     found = retrieval([pair(train, strange)], seed=0)
     assert found is not None
-    assert (found.queries, found.skipped) == (20, 5)
-    assert found.mean_average_precision == pytest.approx(oracle(test, train)[5:].mean(), abs=1e-6)
+    assert (found.items, found.short) == (20, 5)
+    assert found.value == pytest.approx(oracle(test, train)[5:].mean(), abs=1e-6)
     low, high = found.interval
-    assert low < found.mean_average_precision < high
+    assert low < found.value < high
     assert retrieval([pair(train, test._replace(y=test.y + 50))], seed=0) is None
 
 
@@ -67,8 +72,8 @@ def test_with_folds_it_is_the_mean_over_folds() -> None:
     pairs = [pair(items(60), items(10, seed=1), "1"), pair(items(60), items(30, seed=2), "2")]
     found, alone = retrieval(pairs, seed=0), [retrieval([one], seed=0) for one in pairs]
     assert found is not None
-    expected = np.mean([one.mean_average_precision for one in alone if one is not None])
-    assert found.mean_average_precision == pytest.approx(expected)
+    expected = np.mean([one.value for one in alone if one is not None])
+    assert found.value == pytest.approx(expected)
 
 
 def test_items_with_several_labels_look_for_any_of_theirs() -> None:
@@ -83,4 +88,4 @@ def test_of_large_sets_some_queries_are_drawn(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "MOST_COSINES", 600)
     found = retrieval([pair(items(60), items(25, seed=1))], seed=0)
     assert found is not None
-    assert found.queries == 10
+    assert found.items == 10

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from probing import linear_probe
 from torch import Tensor
 
 from bridle.errors import DataError, NonFiniteError
 from bridle.evaluate import features as features_module
 from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
 from bridle.evaluate.heads import logistic
-from bridle.evaluate.probe import linear_probe
 from bridle.nn.pooling import axis_pool, deviation_pool, mean_pool
 
 
@@ -194,7 +194,7 @@ def test_two_classes_are_probed_like_many() -> None:
 def test_the_probe_gives_the_same_numbers_each_time() -> None:
     train, test = blobs(150, 5, 8, apart=0.5), blobs(60, 5, 8, apart=0.5, seed=1)
     first, second = linear_probe(train, test, seed=3), linear_probe(train, test, seed=3)
-    assert first._replace(seconds=0) == second._replace(seconds=0)
+    assert first.model_copy(update={"seconds": 0}) == second.model_copy(update={"seconds": 0})
 
 
 def test_the_choice_of_strength_never_sees_the_test_items(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +261,9 @@ def test_a_probe_of_features_that_are_not_finite_is_refused() -> None:
 
 def test_a_result_survives_json() -> None:
     result = linear_probe(blobs(60, 6, 4), blobs(30, 6, 4, seed=1), seed=0)
-    back = json.loads(json.dumps(result.as_dict()))
+    back = json.loads(json.dumps(result.model_dump(mode="json")))
     assert back["accuracy"] == result.accuracy and back["interval"] == list(result.interval)
-    assert back["strength"] == result.setting["strength"] and "folds" not in back
+    assert back["setting"] == result.setting and "folds" not in back
 
 
 # views and tokens

@@ -8,59 +8,45 @@ queries, is the mAP. Queries whose label no training item has are left out.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.knn import unit_rows
-from bridle.evaluate.metrics import Interval, Ranking, bootstrap_interval
-from bridle.evaluate.probe import Pair
+from bridle.evaluate.metrics import Ranking, bootstrap_interval
+from bridle.evaluate.scorers import Pair, Score, Task, register_scorer
+from bridle.evaluate.scorers.knn import unit_rows
 from bridle.seeding import generator
 
 MOST_COSINES = 2**27  # per fold; of larger sets some queries are drawn
 AT_ONCE = 2**23  # cosines that are ranked at once
 
 
-class Retrieval(NamedTuple):
-    """How well test items find training items with their label; with folds, means over them."""
+@register_scorer("retrieval")
+def retrieval(task: Task) -> dict[str, Score]:
+    """How well test items find training items with their label; with folds the mean over them.
 
-    mean_average_precision: float
-    interval: Interval  # 95 % bootstrap over queries
-    chance: float  # the share of items that should be found, which a random order reaches
-    queries: int
-    skipped: int  # queries that nothing could be found for
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain numbers for JSON."""
-        return {**self._asdict(), "interval": list(self.interval)}
-
-
-def retrieval(pairs: Iterable[Pair], *, seed: int) -> Retrieval | None:
-    """Rank the training items of each pair for its test items; None if no query has anything to find."""
+    Empty if no query has anything to find.
+    """
     precisions, chances, skipped = list[Array](), list[float](), 0
-    for pair in pairs:
-        queries = _some(pair, seed)
-        found, shares = query_precision(queries, pair.train)
+    for pair in task.pairs():
+        found, shares = query_precision(_some(pair, task.seed), pair.train)
         known = ~np.isnan(found)
         skipped += int((~known).sum())
         if known.any():
             precisions.append(found[known])
             chances.append(float(shares[known].mean()))
     if not precisions:
-        return None
-    sizes = [len(own) for own in precisions]
-    return Retrieval(
-        mean_average_precision=statistics.fmean(float(own.mean()) for own in precisions),
-        interval=bootstrap_interval(
-            np.concatenate(precisions), generator=generator(seed, "retrieval bootstrap"), sizes=sizes
-        ),
-        chance=statistics.fmean(chances),
-        queries=sum(sizes),
-        skipped=skipped,
+        return {}
+    sizes, source = [len(own) for own in precisions], generator(task.seed, "retrieval bootstrap")
+    score = Score(
+        value=statistics.fmean(float(own.mean()) for own in precisions),
+        interval=bootstrap_interval(np.concatenate(precisions), generator=source, sizes=sizes),
+        chance=statistics.fmean(chances),  # the share of items that should be found, which a random order reaches
+        items=sum(sizes),
+        short=skipped,
     )
+    return {"retrieval mAP": score}
 
 
 def query_precision(queries: Features, gallery: Features) -> tuple[Array, Array]:

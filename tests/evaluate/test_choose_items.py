@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from bridle.evaluate.subsample import choose_items, shares
+from bridle.evaluate.features import choose_items, shares
 
 
 @pytest.mark.parametrize(

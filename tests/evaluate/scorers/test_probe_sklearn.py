@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from probing import linear_probe, score_split
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -16,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 
 from bridle.evaluate.features import Features
 from bridle.evaluate.heads.logistic import fit_logistic
-from bridle.evaluate.probe import LabelsResult, fold_pairs, linear_probe, score_split, split_pairs
+from bridle.evaluate.scorers.probe import fold_pairs, split_pairs
 
 
 def test_the_probe_of_raw_digits_equals_a_scikit_learn_pipeline_and_is_quick() -> None:
@@ -102,7 +103,7 @@ def test_items_with_several_labels_are_probed_as_scikit_learn_does_one_class_aga
     y[300:, 1] = False  # a class that the test items lack
     train, test = Features(x[:300], y[:300]), Features(x[300:], y[300:])
     result = score_split(fit_logistic, train, test, seed=0)
-    assert isinstance(result, LabelsResult)
+    assert result.name == "mAP"
     pipeline = make_pipeline(
         StandardScaler(),
         OneVsRestClassifier(LogisticRegression(C=result.setting["strength"], tol=1e-9, max_iter=20_000)),

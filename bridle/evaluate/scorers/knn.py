@@ -19,6 +19,8 @@ from torch import Tensor
 
 from bridle.evaluate.features import Array, Features
 from bridle.evaluate.heads.logistic import Moments, fit_quality, moments_of, one_column_each
+from bridle.evaluate.scorers import Score, Task, register_scorer
+from bridle.evaluate.scorers.probe import classify
 
 NEIGHBOURS = (1, 2, 5, 10, 20, 50, 100, 200)
 TEMPERATURE = 0.07
@@ -38,6 +40,13 @@ class NeighbourClassifier(NamedTuple):
         """(N, K) shares of the votes."""
         (found,) = _votes(self.x, self.y, unit_rows(items.x, self.moments), [int(self.setting["neighbours"])])
         return found
+
+
+@register_scorer("knn")
+def knn(task: Task) -> dict[str, Score]:
+    """k-NN accuracy, or mAP, beside the main score of another classifier."""
+    found = classify(fit_neighbours)(task)
+    return {f"k-NN {found.name}": Score(value=found.main, interval=found.interval, chance=found.chance)}
 
 
 def fit_neighbours(train: Features, held: Array, *, neighbours: Sequence[int] = NEIGHBOURS) -> NeighbourClassifier:

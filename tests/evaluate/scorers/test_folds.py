@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from probing import score_folds, score_split
 
 from bridle.errors import DataError
 from bridle.evaluate.features import Features, split_features
 from bridle.evaluate.heads.logistic import fit_logistic
-from bridle.evaluate.knn import fit_neighbours
-from bridle.evaluate.probe import LabelsResult, ProbeResult, score_folds, score_split
+from bridle.evaluate.scorers.knn import fit_neighbours
+from bridle.runs.results import Scores
 
 
 def blobs(items: int, classes: int, width: int, *, apart: float = 1.0, seed: int = 0) -> Features:
@@ -60,8 +61,8 @@ def test_settings_are_chosen_on_whole_folds_of_the_training_folds() -> None:
 def test_the_score_of_folds_is_their_mean_with_their_spread_and_each_is_told() -> None:
     items, folds = blobs(120, 4, 6, apart=0.6), np.repeat([1, 2, 3], [60, 40, 20])
     result = score_folds(fit_logistic, items, folds.tolist(), seed=0)
-    assert isinstance(result, ProbeResult) and result.folds is not None
-    each = [fold["accuracy"] for fold in result.folds]
+    assert result.name == "accuracy"
+    each = [fold.accuracy for fold in result.folds]
     for number, accuracy in zip((1, 2, 3), each, strict=True):
         train, test = items.part(folds != number), items.part(folds == number)
         held = np.isin(folds[folds != number], number % 3 + 1)
@@ -70,9 +71,9 @@ def test_the_score_of_folds_is_their_mean_with_their_spread_and_each_is_told() -
     assert result.accuracy == pytest.approx(np.mean(each))
     assert result.sd == pytest.approx(np.std(each, ddof=1))
     assert result.interval.low < result.accuracy < result.interval.high
-    assert [(fold["fold"], fold["test_items"]) for fold in result.folds] == [(1, 60), (2, 40), (3, 20)]
+    assert [(fold.fold, fold.test_items) for fold in result.folds] == [(1, 60), (2, 40), (3, 20)]
     assert (result.train_items, result.test_items) == (60, 120)
-    assert json.loads(json.dumps(result.as_dict()))["folds"][0]["strength"] > 0
+    assert json.loads(result.model_dump_json())["folds"][0]["setting"]["strength"] > 0
 
 
 @pytest.mark.parametrize(("folds", "message"), [([1] * 20, "1 different"), ([1, 2], "got 2 fold numbers")])
@@ -99,11 +100,11 @@ def labelled_blobs(items: int, classes: int, width: int, seed: int) -> Features:
 
 def test_items_with_several_labels_get_map_auc_and_d_prime() -> None:
     result = score_split(fit_logistic, labelled_blobs(300, 5, 8, 0), labelled_blobs(150, 5, 8, 1), seed=0)
-    assert isinstance(result, LabelsResult)
+    assert result.name == "mAP"
     assert 0.6 < result.mean_average_precision <= 1 and 0.8 < result.mean_auc <= 1
     assert result.interval.low < result.mean_average_precision < result.interval.high
     assert result.mean_auc_interval.low < result.mean_auc < result.mean_auc_interval.high
-    assert result.d_prime_interval.low < result.d_prime < result.d_prime_interval.high
+    assert result.d_prime_interval[0] < result.d_prime < result.d_prime_interval[1]
     assert (result.classes, result.classes_present, result.test_items) == (5, 5, 150)
     assert result.chance == pytest.approx(0.25, abs=0.05)
 
@@ -112,7 +113,7 @@ def test_a_label_that_no_test_item_has_is_left_out_and_counted() -> None:
     train, test = labelled_blobs(200, 5, 8, 0), labelled_blobs(100, 5, 8, 1)
     test.y[:, 2] = False
     result = score_split(fit_logistic, train, test, seed=0)
-    assert isinstance(result, LabelsResult)
+    assert result.name == "mAP"
     assert (result.classes, result.classes_present) == (5, 4)
 
 
@@ -127,16 +128,17 @@ def test_a_label_that_training_never_saw_scores_as_chance_does() -> None:
 def test_several_labels_are_cross_validated_like_one() -> None:
     items = labelled_blobs(120, 4, 8, 0)
     result = score_folds(fit_logistic, items, (np.arange(120) % 3).tolist(), seed=0)
-    assert isinstance(result, LabelsResult) and result.folds is not None
-    each = [fold["mean_average_precision"] for fold in result.folds]
+    assert result.name == "mAP"
+    each = [fold.mean_average_precision for fold in result.folds]
     assert result.mean_average_precision == pytest.approx(np.mean(each))
 
 
 def test_a_perfect_ranking_survives_json() -> None:
     y = np.array([[True, False], [False, True]] * 10)
     items = Features(y.astype(np.float32), y)
-    back = json.loads(json.dumps(score_split(fit_logistic, items, items, seed=0).as_dict(), allow_nan=False))
-    assert back["mean_auc"] == 1.0 and back["d_prime"] is None
+    found = score_split(fit_logistic, items, items, seed=0)
+    assert found.mean_auc == 1.0 and found.d_prime is None
+    assert Scores.model_validate_json(json.dumps(found.model_dump(mode="json"), allow_nan=False)) == found
 
 
 def test_items_with_several_labels_are_split_by_their_rarest() -> None:

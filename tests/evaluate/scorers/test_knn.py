@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridle.evaluate.features import Features
-from bridle.evaluate.knn import TEMPERATURE, fit_neighbours
+from bridle.evaluate.scorers.knn import TEMPERATURE, fit_neighbours
 
 NOTHING_HELD = np.zeros(3, dtype=bool)
 

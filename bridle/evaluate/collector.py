@@ -1,0 +1,114 @@
+"""Collects the features of items: runs a network over all views of all items, or reads what RUN/cache holds of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from bridle import distributed
+from bridle.config import Config
+from bridle.console import ProgressLine, clock
+from bridle.data.digests import data_digest
+from bridle.data.loading.loader import Batch, Loader, sequential
+from bridle.data.modality import settings_of
+from bridle.data.sources import Source, Views
+from bridle.evaluate.feature_cache import FeatureCache, make_key
+from bridle.evaluate.features import Features, collect_features, collect_tokens
+from bridle.machine import Machine
+from bridle.train.engine import move
+
+MOST_ROWS = 256  # samples that go through a network at once
+MOST_TOKENS_CPU = 4096  # tokens at once on a CPU; batches that leave the cache take half as long again
+MOST_NUMBERS = 2**24  # input numbers at once
+QUIET_SECONDS = 2.0  # before progress is shown
+
+Collect = Callable[[Source], Features]
+Network = Callable[[Tensor, Tensor | None], Tensor]  # x (B, C, *input), valid (B, T) -> (B, D) or (B, T, D)
+
+
+class Collector:
+    """Collects features of one data set on one machine."""
+
+    def __init__(
+        self, config: Config, machine: Machine, progress: ProgressLine, cache: FeatureCache | None = None
+    ) -> None:
+        self.config, self.machine, self.progress, self.cache = config, machine, progress, cache
+        geometry = config.geometry.build()
+        most = [MOST_ROWS, MOST_NUMBERS // prod(geometry.shape)]
+        if machine.device.type == "cpu":
+            most.append(MOST_TOKENS_CPU // geometry.tokens)
+        self.rows = max(1, min(most))
+
+    def vectors(self, network: Network, what: Mapping[str, Any] | None = None) -> Collect:
+        """Pooled features; `what` names them in the cache."""
+
+        def collect(source: Source) -> Features:
+            views = Views(source)
+            return collect_features(self.batches(views), network, views=views.views)
+
+        return self._cached(collect, what)
+
+    def tokens(self, network: Network, what: Mapping[str, Any] | None = None, *, items: int) -> Collect:
+        """All tokens of every item; `items` of them are held at once."""
+
+        def collect(source: Source) -> Features:
+            views = Views(source)
+            return collect_tokens(self.batches(views), network, views=views.views, items=items)
+
+        return self._cached(collect, what)
+
+    def _cached(self, collect: Collect, what: Mapping[str, Any] | None) -> Collect:
+        cache, inputs = self.cache, self.input_settings()
+        if cache is None or what is None or distributed.is_active():  # ranks might not agree on what is kept
+            return collect
+
+        def cached(source: Source) -> Features:
+            items = data_digest(source)
+            if items is None:
+                return collect(source)
+            key = make_key({**what, **inputs, "items": items, "device": self.machine.device.type})
+            return cache.get(key, lambda: collect(source))
+
+        return cached
+
+    def input_settings(self) -> dict[str, Any]:
+        """The settings that turn items into inputs."""
+        aside = {"root", "manifest", "workers", "cache_mb", "bad_share"}
+        sections = {"data": self.config.data, "geometry": self.config.geometry, **settings_of(self.config)}
+        return {name: section.model_dump(mode="json", exclude=aside) for name, section in sections.items()}
+
+    def batches(self, source: Views) -> Iterator[Batch]:
+        """All views of all items, those of an item in one batch."""
+        data = self.config.data
+        assert data.mean is not None  # a run's config always has them
+        assert data.std is not None
+        rows, began, done = max(1, self.rows // source.views) * source.views, time.monotonic(), 0
+        for batch in sequential(
+            source, batch=rows, mean=data.mean, std=data.std, workers=data.workers,
+            rank=distributed.rank(), world_size=distributed.world_size(),
+        ):  # fmt: skip
+            yield move(batch, self.machine.device)
+            done += len(batch.x) * distributed.world_size()
+            self.show_progress("features of items", len(source), min(done, len(source)), began)
+
+    def first_batches(self, source: Source) -> Iterator[Batch]:
+        """One pass over a source in which a file that cannot be read is replaced, not an error."""
+        data = self.config.data
+        assert data.mean is not None
+        assert data.std is not None
+        loader = Loader(
+            source=source, seed=self.config.seed, phase="codebooks",
+            batch=self.rows * distributed.world_size(), mean=data.mean, std=data.std, workers=data.workers,
+            rank=distributed.rank(), world_size=distributed.world_size(),
+        )  # fmt: skip
+        return (move(batch, self.machine.device) for batch in loader.first(len(source), rows=self.rows))
+
+    def show_progress(self, what: str, total: int, done: int, began: float) -> None:
+        """A progress line for work that takes longer than a few seconds."""
+        if (spent := time.monotonic() - began) > QUIET_SECONDS:
+            text = f"{what} {done:,}/{total:,}"
+            self.progress.show(f"{text} · ETA {clock(spent / done * (total - done))}", text)

@@ -1,0 +1,87 @@
+"""Few-shot probe: what frozen features are worth with a handful of labels.
+
+Shapes: N items, D feature width. For every draw, n training items of each class are drawn and logistic regression is
+fitted on them alone; the test items are the same as in the full probe. Features are standardised by all training items,
+which takes no labels: by a handful alone, a feature that hardly varies among them would swamp the others in the test
+items. The regularisation is fixed, since there are no labels left to choose it by.
+
+Draws depend on labels and seed only, so all models get the same ones and can be compared draw by draw; those of n
+labels are among those of more. Where items have several labels, n items are drawn for each label.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+
+from bridle.evaluate.features import Array, Features
+from bridle.evaluate.heads.logistic import fit_logistic, fit_quality, moments_of
+from bridle.evaluate.scorers import Pair, Score, Task, register_scorer
+from bridle.evaluate.significance import half_width
+from bridle.runs.results import Interval
+from bridle.seeding import generator
+
+STRENGTH = 1.0  # C of the logistic regression
+
+
+@register_scorer("few_shot")
+def few_shot(task: Task) -> dict[str, Score]:
+    """One score for each number in `probe.shots`."""
+    settings = task.settings
+    total = len(settings.shots) * settings.draws * sum(1 for _ in task.pairs())
+    found = few_shots(
+        task.pairs(), shots=settings.shots, draws=settings.draws, seed=task.seed,
+        progress=lambda done: task.progress("few-shot probe", total, done),
+    )  # fmt: skip
+    return {f"{score.shots} per class": score for score in found}
+
+
+def few_shots(
+    pairs: Iterable[Pair], *, shots: Sequence[int], draws: int, seed: int, progress: Callable[[int], None] | None = None
+) -> list[Score]:
+    """Every number of shots on the same pairs (one, or one per fold): mean and Student's 95 % interval over draws.
+
+    `progress` is called with the number of classifiers fitted so far.
+    """
+    scores: dict[int, list[list[float]]] = {n: [[] for _ in range(draws)] for n in shots}
+    sizes, short, done = dict.fromkeys(shots, 0), dict.fromkeys(shots, 0), 0
+    for pair in pairs:
+        moments = moments_of(pair.train.x)
+        for draw in range(draws):
+            order = class_orders(pair.train.y, generator(seed, "few shots", pair.name, draw))
+            for n in shots:
+                rows = np.unique(np.concatenate([own[:n] for own in order]))
+                sizes[n] = max(sizes[n], len(rows))
+                short[n] = max(short[n], sum(len(own) < n for own in order))
+                scores[n][draw].append(_score(pair.train.part(rows), pair.test, moments))
+                done += 1
+                if progress is not None:
+                    progress(done)
+    return [_over_draws(n, [statistics.fmean(s) for s in scores[n]], sizes[n], short[n]) for n in shots]
+
+
+def _over_draws(shots: int, scores: Sequence[float], items: int, short: int) -> Score:
+    """`scores` are those of each draw, with folds the mean over them; `items` and `short` the most there were."""
+    value, half = statistics.fmean(scores), half_width(scores)
+    return Score(
+        value=value, interval=Interval(value - half, value + half), shots=shots, draws=tuple(scores),
+        items=items, short=short,
+    )  # fmt: skip
+
+
+def class_orders(y: Array, source: torch.Generator) -> list[Array]:
+    """The items of each class that has any, each in a random order."""
+    labels = np.unique(y) if y.ndim == 1 else np.flatnonzero(y.any(axis=0))
+    found = []
+    for label in labels:
+        items = np.flatnonzero(y == label if y.ndim == 1 else y[:, label])
+        found.append(items[torch.randperm(len(items), generator=source).numpy()])
+    return found
+
+
+def _score(train: Features, test: Features, moments: tuple[torch.Tensor, torch.Tensor]) -> float:
+    fitted = fit_logistic(train, np.zeros(len(train.y), dtype=bool), strengths=[STRENGTH], moments=moments)
+    return fit_quality(fitted.scores(test), test.y, fitted.classes)
