@@ -123,7 +123,7 @@ def test_every_fold_is_scored_by_a_model_that_never_saw_it(run: Path, monkeypatc
 
     def spy(run: Any, **settings: Any) -> Any:
         parts = range(len(run.source))
-        shown[run.folder.name] = {float(run.source.load(i, None).x.sum()) for i in parts}
+        shown[run.folder.path.name] = {float(run.source.load(i, None).x.sum()) for i in parts}
         return real(run, **settings)
 
     monkeypatch.setattr(command, "finetune", spy)
