@@ -221,6 +221,15 @@ def json_line(row: Mapping[str, Any]) -> str:
 # --- checksums --------------------------------------------------------------------------------------------------------
 
 
+def stamp(path: Path) -> tuple[int, int]:
+    """Size and change time (ns) of a file, which show whether it is still the same; (-1, 0) if it is not there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return -1, 0
+    return status.st_size, status.st_mtime_ns
+
+
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content, in hexadecimal."""
     with path.open("rb") as file:

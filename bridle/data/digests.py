@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from bridle import distributed
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.sources import Source, Splits
-from bridle.data.subset import Part
+from bridle.data.subset import Subset
+from bridle.files import stamp
 
 
 def content_digest(parts: Mapping[str, NDArray[Any]]) -> str:
@@ -44,9 +45,9 @@ def data_digest(source: Source) -> str | None:
     """Names the items of a source, their content and their labels; None where that takes reading them."""
     digest, indices = hashlib.sha256(), list(range(len(source)))
     labels = source.labels
-    while isinstance(source, Part):
-        kept, source = source.kept, source.source
-        indices = [kept[i] for i in indices]
+    while isinstance(source, Subset):
+        chosen, source = source.indices, source.source
+        indices = [chosen[i] for i in indices]
     digest.update(json.dumps([type(source).__name__, labels if labels is None else list(labels)]).encode())
     if isinstance(source, TensorSource):
         digest.update(content_digest({"x": source.x[indices].numpy()}).encode())
@@ -55,13 +56,13 @@ def data_digest(source: Source) -> str | None:
     if places is None:  # somebody's Dataset
         return None
     spans: Sequence[object] | None = getattr(source, "spans", None)
-    stamps: dict[Path, str] = {}
+    stamps: dict[Path, tuple[int, int]] = {}
     for i in indices:
         file = _file_of(places[i])
         if file is None:
             return None
         if file not in stamps:
-            stamps[file] = _stamp(file)
+            stamps[file] = stamp(file)
         digest.update(f"{places[i]!r} {None if spans is None else spans[i]} {stamps[file]}\n".encode())
     return digest.hexdigest()
 
@@ -70,12 +71,3 @@ def _file_of(place: object) -> Path | None:
     """The file that holds an item: itself, or the shard it lies in."""
     file = place if isinstance(place, Path) else getattr(place, "shard", None)
     return file if isinstance(file, Path) else None
-
-
-def _stamp(file: Path) -> str:
-    """Size and time of change; a file that is not there is told by whoever reads it."""
-    try:
-        found = file.stat()
-    except OSError:
-        return "missing"
-    return f"{found.st_size} {found.st_mtime_ns}"

@@ -10,38 +10,38 @@ from bridle.data.loading.mixing import Blending
 from bridle.data.sources import Labels, Sample, Source, Viewed
 
 
-class Part:
-    """The samples `kept` of a source, in that order."""
+class Subset:
+    """The samples of a source at `indices`, in that order."""
 
-    def __init__(self, source: Source, kept: Sequence[int]) -> None:
-        self.source, self.kept = source, kept
+    def __init__(self, source: Source, indices: Sequence[int]) -> None:
+        self.source, self.indices = source, indices
         self.classes = source.classes
-        self.labels: Labels | None = None if source.labels is None else [source.labels[i] for i in kept]
+        self.labels: Labels | None = None if source.labels is None else [source.labels[i] for i in indices]
         self.views = source.views if isinstance(source, Viewed) else 1
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.indices)
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
-        return self.source.load(self.kept[index], generator)
+        return self.source.load(self.indices[index], generator)
 
     def load_view(self, index: int, view: int) -> Sample:
         if isinstance(self.source, Viewed):
-            return self.source.load_view(self.kept[index], view)
-        return self.source.load(self.kept[index], None)
+            return self.source.load_view(self.indices[index], view)
+        return self.source.load(self.indices[index], None)
 
     def describe(self, index: int) -> str:
-        return self.source.describe(self.kept[index])
+        return self.source.describe(self.indices[index])
 
 
-class BlendingPart(Part):
-    """A part of a source that mixes its items itself."""
+class BlendingSubset(Subset):
+    """A subset of a source that mixes its items itself."""
 
     def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
-        assert isinstance(self.source, Blending)  # `part_of` makes no other
-        return self.source.load_mixed(self.kept[index], self.kept[other], share, generator)
+        assert isinstance(self.source, Blending)  # `subset_of` makes no other
+        return self.source.load_mixed(self.indices[index], self.indices[other], share, generator)
 
 
-def part_of(source: Source, kept: Sequence[int]) -> Source:
-    """The samples `kept` of a source; what the source can do, its part can."""
-    return BlendingPart(source, kept) if isinstance(source, Blending) else Part(source, kept)
+def subset_of(source: Source, indices: Sequence[int]) -> Source:
+    """The samples of a source at `indices`; it mixes items itself where the source does."""
+    return BlendingSubset(source, indices) if isinstance(source, Blending) else Subset(source, indices)

@@ -18,7 +18,7 @@ from bridle.console import ProgressLine
 from bridle.data.build import is_labelled
 from bridle.data.digests import splits_digest
 from bridle.data.sources import Source, Splits, Views
-from bridle.data.subset import part_of
+from bridle.data.subset import subset_of
 from bridle.errors import DataError
 from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.codebook_advice import in_force
@@ -75,8 +75,8 @@ class Evaluator:
             splits = without_test(splits)
         folds = splits.folds if splits.test is None else None  # a test split goes before folds
         kept = self.chosen(splits.train, "train", folds)
-        self.train = part_of(splits.train, kept)
-        self.test = None if splits.test is None else part_of(splits.test, self.chosen(splits.test, "test"))
+        self.train = subset_of(splits.train, kept)
+        self.test = None if splits.test is None else subset_of(splits.test, self.chosen(splits.test, "test"))
         self.folds = None if folds is None else [folds[i] for i in kept]
         self.labelled = is_labelled(splits.train)
         self.collector = Collector(config, machine, progress, cache)
@@ -160,7 +160,7 @@ class Evaluator:
         raw = collector.vectors(lambda x, valid: raw_features(x, valid, grid=geometry.grid), {"features": "raw"})
         found = {"raw": self.score(raw, method), "untrained": self.score_encoder(untrained)}
         if self.config.probe.classical:
-            some = collector.batches(Views(part_of(self.train, evenly_spaced(len(self.train)))))
+            some = collector.batches(Views(subset_of(self.train, evenly_spaced(len(self.train)))))
             found["classical"] = self.score(collector.vectors(fit_classical(some, geometry, self.config.seed)), method)
         return found
 
@@ -252,7 +252,7 @@ def without_test(splits: Splits) -> Splits:
     train, folds = splits.train, splits.folds
     if splits.test is None and folds is not None:
         kept = [i for i, fold in enumerate(folds) if fold != max(folds)]
-        train, folds = part_of(train, kept), [folds[i] for i in kept]
+        train, folds = subset_of(train, kept), [folds[i] for i in kept]
     return splits._replace(train=train, test=None, folds=folds if folds is not None and len(set(folds)) > 1 else None)
 
 

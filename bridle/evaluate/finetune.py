@@ -29,7 +29,7 @@ from bridle.data.loading.balance import balancing_weights, label_set
 from bridle.data.loading.loader import require_even_shares
 from bridle.data.loading.mixing import mixed
 from bridle.data.sources import Labels, Source, Splits
-from bridle.data.subset import part_of
+from bridle.data.subset import subset_of
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.features import choose_items, stratified
 from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, true_labels
@@ -309,8 +309,8 @@ def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
     folds = splits.folds if splits.test is None else None
     kept = _chosen(splits.train, config, "train", folds)
     if splits.test is not None:
-        test = part_of(splits.test, _chosen(splits.test, config, "test"))
-        return [Unit("", part_of(splits.train, kept), test)]
+        test = subset_of(splits.test, _chosen(splits.test, config, "test"))
+        return [Unit("", subset_of(splits.train, kept), test)]
     if splits.folds is not None:
         of = [splits.folds[i] for i in kept]
         if len(set(of)) < 2:
@@ -338,7 +338,7 @@ def _chosen(source: Source, config: Config, split: str, folds: Sequence[int] | N
 
 def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: str) -> Unit:
     indices = np.array(kept)
-    return Unit(name, part_of(source, indices[~held].tolist()), part_of(source, indices[held].tolist()))
+    return Unit(name, subset_of(source, indices[~held].tolist()), subset_of(source, indices[held].tolist()))
 
 
 def protocol(config: Config, on: str | None = None) -> Protocol:

@@ -24,7 +24,7 @@ from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, require_even_shares, sequential
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
-from bridle.data.subset import part_of
+from bridle.data.subset import subset_of
 from bridle.errors import CheckpointError, ConfigError, UsageError, quoted
 from bridle.export.load import Trained, read_trained
 from bridle.files import read_json, write_json
@@ -168,7 +168,7 @@ def hold_out(splits: Splits) -> Held:
     count = len(splits.train)
     test = list(range(0, count, every))
     train = [i for i in range(count) if i % every] or test
-    return Held(part_of(splits.train, train), part_of(splits.train, test), "held-out train items")
+    return Held(subset_of(splits.train, train), subset_of(splits.train, test), "held-out train items")
 
 
 @torch.no_grad()
@@ -221,7 +221,7 @@ def held_out_batches(source: Source, items: int, run: Run[DetokenizerNets]) -> I
     assert data.mean is not None
     assert data.std is not None
     return sequential(
-        part_of(source, list(range(items))), batch=run.config.detokenizer.batch, mean=data.mean, std=data.std
+        subset_of(source, list(range(items))), batch=run.config.detokenizer.batch, mean=data.mean, std=data.std
     )
 
 

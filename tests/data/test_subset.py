@@ -7,7 +7,7 @@ import torch
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.loading.mixing import Blending
 from bridle.data.sources import Sample, Viewed, Views
-from bridle.data.subset import part_of
+from bridle.data.subset import subset_of
 
 PLAIN = TensorSource(x=torch.arange(6.0).reshape(6, 1, 1), labels=[0, 1, 2, 0, 1, 2], classes=["a", "b", "c"], name="s")
 
@@ -25,7 +25,7 @@ class Rich(TensorSource):
 
 
 def test_a_part_has_its_own_numbers_and_the_samples_of_the_whole() -> None:
-    part = part_of(PLAIN, [4, 1, 3])
+    part = subset_of(PLAIN, [4, 1, 3])
     assert len(part) == 3
     assert [float(part.load(i, None).x) for i in range(3)] == [4, 1, 3]
     assert part.labels == [1, 1, 0]
@@ -37,7 +37,7 @@ def test_a_part_has_its_own_numbers_and_the_samples_of_the_whole() -> None:
 
 
 def test_a_part_of_a_source_with_views_and_mixing_has_both() -> None:
-    part = part_of(Rich(x=PLAIN.x, labels=PLAIN.labels), [5, 2])
+    part = subset_of(Rich(x=PLAIN.x, labels=PLAIN.labels), [5, 2])
     assert isinstance(part, Viewed)
     assert isinstance(part, Blending)
     assert part.views == 3

@@ -21,7 +21,7 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.build import open_data
 from bridle.data.digests import data_digest, splits_digest
 from bridle.data.sources import Splits
-from bridle.data.subset import part_of
+from bridle.data.subset import subset_of
 from bridle.evaluate import collector
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import Features
@@ -143,8 +143,8 @@ def test_items_in_memory_are_named_by_their_numbers_and_labels() -> None:
     assert data_digest(TensorSource(x=x.clone(), labels=[0, 1] * 3)) == whole
     assert data_digest(TensorSource(x=x + 1, labels=[0, 1] * 3)) != whole
     assert data_digest(TensorSource(x=x, labels=[1, 0] * 3)) != whole
-    part = part_of(part_of(source, [0, 2, 4]), [1, 2])
-    assert data_digest(part) == data_digest(part_of(source, [2, 4])) != data_digest(part_of(source, [0, 2]))
+    part = subset_of(subset_of(source, [0, 2, 4]), [1, 2])
+    assert data_digest(part) == data_digest(subset_of(source, [2, 4])) != data_digest(subset_of(source, [0, 2]))
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pydantic import create_model
 from bridle.config import Config
 from bridle.config.schema import SignalsConfig
 from bridle.data.arrays.decode import EXTENSIONS, ParseSignal, ReadSignal, read_array, read_parsed, require_numbers
-from bridle.data.arrays.source import Change, SignalFormat, SignalReader, open_signals
+from bridle.data.arrays.source import Change, SignalFormat, SignalReader, Signals
+from bridle.data.file_source import open_splits
 from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality
@@ -58,14 +59,15 @@ def format_of(config: Config, section: str, read: ReadSignal) -> SignalFormat:
 
 def open_files(section: str, read: ReadSignal, change: Change | None, config: Config, found: DataListing) -> Splits:
     """The listed arrays as train and test."""
-    return open_signals(
-        found,
+    signals = partial(
+        Signals,
         format=format_of(config, section, read),
         augment=config.augment,
         change=change,
         views=config.data.views,
         cache_mb=config.data.cache_mb,
     )
+    return open_splits(found, signals)
 
 
 def open_reader(section: str, read: ReadSignal, extensions: tuple[str, ...], config: Config) -> Reader:

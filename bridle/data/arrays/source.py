@@ -19,13 +19,13 @@ from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.arrays.decode import EXTENSIONS, ReadSignal, as_channels, read_array
+from bridle.data.file_source import FileSource
 from bridle.data.listing.columns import WHOLE, Span
-from bridle.data.listing.folders import printable
-from bridle.data.listing.table import DataListing, Listing, span_text
+from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
 from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Splits, Window, label_of
+from bridle.data.sources import Sample, Window
 from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.geometry import Geometry
 
@@ -79,35 +79,30 @@ class SignalFormat(NamedTuple):
         return padded, valid
 
 
-class Signals:
+class Signals(FileSource):
     """Arrays in files, or parts of them, as samples (C, L)."""
-
-    from_files = True
 
     def __init__(
         self,
-        *,
         listing: Listing,
         classes: Sequence[str] | None,
+        *,
         format: SignalFormat,
         augment: AugmentConfig | None = None,
         change: Change | None = None,
         views: int = 1,
         cache_mb: int = 0,
     ) -> None:
+        super().__init__(listing, classes)
         format.check()
-        self.paths, self.labels, self.spans = listing
         if self.spans is not None and format.sample_rate is None:
             raise ConfigError(
                 "the list gives parts of files in seconds, but the sample rate of the signals is not known; "
                 "set signals.sample_rate (or that of your modality's own section)."
             )
-        self.classes, self.format, self.views = classes, format, views
+        self.format, self.views = format, views
         self.augment, self.change = augment or AugmentConfig(), change
         self.cache = ItemCache(cache_mb) if cache_mb else None
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
@@ -119,9 +114,6 @@ class Signals:
             return self._sample(index, lambda spare: spare // 2, None)
         return self._sample(index, lambda spare: round(view * spare / (self.views - 1)), None)
 
-    def describe(self, index: int) -> str:
-        return printable(self.paths[index]) + span_text(WHOLE if self.spans is None else self.spans[index])
-
     def seconds(self, index: int) -> float | None:
         """Length of a signal; None where the sample rate is not known or the file cannot be read."""
         if self.format.sample_rate is None:
@@ -132,7 +124,7 @@ class Signals:
             return None
 
     def _open(self, index: int) -> NDArray[np.generic]:
-        return self.format.open(self.paths[index], WHOLE if self.spans is None else self.spans[index])
+        return self.format.open(self.paths[index], self.span(index))
 
     def _sample(self, index: int, place: Callable[[int], int], generator: torch.Generator | None) -> Sample:
         """The part that begins where `place` says for the frames to spare; with a generator augmented."""
@@ -147,7 +139,7 @@ class Signals:
         if generator is not None:
             x = self._changed(x, generator)
         padded, valid = self.format.sample(x, path)
-        return Sample(padded, label_of(self.labels, index, self.classes), valid)
+        return Sample(padded, self.label(index), valid)
 
     def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
         wanted = self.augment
@@ -187,34 +179,6 @@ class SignalReader:
                 return
             x = read_frames(signal, start=first, count=wanted, path=path)
             yield Window(*self.format.sample(x, path), first)
-
-
-def open_signals(
-    found: DataListing,
-    *,
-    format: SignalFormat,
-    augment: AugmentConfig | None = None,
-    change: Change | None = None,
-    views: int = 1,
-    cache_mb: int = 0,
-) -> Splits:
-    """The listed arrays as train and test."""
-    train, test = (
-        None
-        if listing is None
-        else Signals(
-            listing=listing,
-            classes=found.classes,
-            format=format,
-            augment=augment,
-            change=change,
-            views=views,
-            cache_mb=cache_mb,
-        )
-        for listing in (found.train, found.test)
-    )
-    assert train is not None
-    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
 
 
 def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Location) -> Tensor:

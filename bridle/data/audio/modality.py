@@ -18,7 +18,7 @@ def open_files(config: Config, found: DataListing) -> Splits:
     """The listed recordings as train and test."""
     data = config.data
     return open_recordings(
-        found=found,
+        found,
         geometry=config.geometry.build(),
         front=front_end(config),
         augment=config.augment,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from math import ceil, log
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +24,12 @@ from torch import Tensor
 from bridle.config.schema import AugmentConfig
 from bridle.data.audio.decode import EXTENSIONS, Part, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
-from bridle.data.listing.columns import WHOLE
-from bridle.data.listing.folders import printable
-from bridle.data.listing.table import DataListing, Listing, span_text
+from bridle.data.file_source import FileSource, open_splits
+from bridle.data.listing.table import DataListing, Listing, as_tuple
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
 from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Sound, Splits, Window, class_shares, label_of
+from bridle.data.sources import Sample, Sound, Splits, Window, class_shares
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -46,16 +46,14 @@ class LongRecordingError(Exception):
     """A recording that is not worth decoding whole."""
 
 
-class Recordings:
+class Recordings(FileSource):
     """Sound files, or parts of them, as samples (1, frames, mels)."""
-
-    from_files = True
 
     def __init__(
         self,
-        *,
         listing: Listing,
         classes: Sequence[str] | None,
+        *,
         geometry: Geometry,
         front: LogMel,
         augment: AugmentConfig,
@@ -63,8 +61,8 @@ class Recordings:
         trim: bool = False,
         cache_mb: int = 0,
     ) -> None:
-        self.paths, self.labels, self.spans = listing
-        self.classes, self.augment, self.views, self.trim = classes, augment, views, trim
+        super().__init__(listing, classes)
+        self.augment, self.views, self.trim = augment, views, trim
         self.shape = Shape(geometry, front)
         self.front = front
         self.changes_wave = augment.roll or augment.gain_db > 0 or augment.gain_beta > 0 or augment.noise_db is not None
@@ -73,9 +71,6 @@ class Recordings:
             self.changes_wave or (augment.mix_space == "waveform" and augment.mixup > 0)
         )
         self.cache = ItemCache(cache_mb)
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None or not self.augment.enabled:
@@ -109,9 +104,6 @@ class Recordings:
                 return Sound(self.shape.cut_wave(self._whole(index), centre), rate)
         return Sound(self._part(index, centre, whole=self.shape.samples).wave, rate)
 
-    def describe(self, index: int) -> str:
-        return printable(self.paths[index]) + span_text(WHOLE if self.spans is None else self.spans[index])
-
     def seconds(self, index: int) -> float | None:
         """Length of a clip by its file's header; None if it cannot be opened."""
         try:
@@ -119,12 +111,12 @@ class Recordings:
                 length = track.length / track.rate
         except DataError:
             return None
-        start, end = WHOLE if self.spans is None else self.spans[index]
+        start, end = self.span(index)
         return max(0.0, min(length, length if end is None else end) - start)
 
     def _sample(self, index: int, features: Tensor) -> Sample:
         window = self.shape.window(features, 0, self.paths[index])
-        return Sample(window.x, label_of(self.labels, index, self.classes), window.valid)
+        return Sample(window.x, self.label(index), window.valid)
 
     def _features(self, index: int, start_at: ChooseStart) -> Tensor:
         """(n ≤ frames, mels) un-augmented."""
@@ -157,7 +149,7 @@ class Recordings:
         return trimmed(part.wave, least=self.shape.least) if self.trim else part.wave
 
     def _part(self, index: int, start_at: ChooseStart, *, whole: int) -> Part:
-        start, end = WHOLE if self.spans is None else self.spans[index]
+        start, end = self.span(index)
         return read_part(
             self.paths[index],
             rate=self.front.sample_rate,
@@ -190,10 +182,7 @@ class Recordings:
         if self.labels is None:
             return None
         count = len(self.classes or ())
-        own, partner = (
-            class_shares(label if isinstance(label, tuple) else (label,), count)
-            for label in (self.labels[index], self.labels[other])
-        )
+        own, partner = (class_shares(as_tuple(label), count) for label in (self.labels[index], self.labels[other]))
         return share * own + (1 - share) * partner
 
 
@@ -272,35 +261,15 @@ class Shape:
         return Window(x, valid.reshape(-1), start)
 
 
-def open_recordings(
-    *,
-    found: DataListing,
-    geometry: Geometry,
-    front: LogMel,
-    augment: AugmentConfig,
-    views: int = 1,
-    trim: bool = False,
-    cache_mb: int = 0,
-) -> Splits:
+def open_recordings(found: DataListing, *, cache_mb: int = 0, **settings: Any) -> Splits:
     """The listed recordings as train and test; they share the cache by their numbers of files."""
     count = len(found.train.paths) + (0 if found.test is None else len(found.test.paths))
-    train, test = (
-        None
-        if listing is None
-        else Recordings(
-            listing=listing,
-            classes=found.classes,
-            geometry=geometry,
-            front=front,
-            augment=augment,
-            views=views,
-            trim=trim,
-            cache_mb=cache_mb * len(listing.paths) // max(count, 1),
-        )
-        for listing in (found.train, found.test)
-    )
-    assert train is not None
-    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
+
+    def recordings(listing: Listing, classes: Sequence[str] | None) -> Recordings:
+        own_mb = cache_mb * len(listing.paths) // max(count, 1)
+        return Recordings(listing, classes, cache_mb=own_mb, **settings)
+
+    return open_splits(found, recordings)
 
 
 def centre(spare: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 from bridle.config import Config
-from bridle.data.image.source import EXTENSIONS, FORMATS, ImageReader, open_images
+from bridle.data.file_source import open_splits
+from bridle.data.image.source import EXTENSIONS, FORMATS, ImageReader, Images
 from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality, VitInput
@@ -20,8 +22,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def open_files(config: Config, found: DataListing) -> Splits:
     """The listed pictures as train and test."""
-    geometry, cache_mb = config.geometry.build(), config.data.cache_mb
-    return open_images(found=found, geometry=geometry, augment=config.augment, cache_mb=cache_mb)
+    geometry = config.geometry.build()
+    return open_splits(found, partial(Images, geometry=geometry, augment=config.augment, cache_mb=config.data.cache_mb))
 
 
 def open_reader(config: Config) -> Reader:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
-from bridle.data.listing.folders import printable
-from bridle.data.listing.table import DataListing
+from bridle.data.file_source import FileSource
+from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import watched
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Labels, Sample, Splits, Window, class_shares
+from bridle.data.sources import Sample, Window
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -58,35 +58,26 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 Choose = Callable[[tuple[int, int]], Box]  # upright (width, height) -> the part to show
 
 
-class Images:
+class Images(FileSource):
     """Pictures as samples (C, H, W), each in a file of its own or inside a tar file."""
-
-    from_files = True
 
     def __init__(
         self,
-        *,
-        paths: Sequence[Location],
-        labels: Labels | None,
+        listing: Listing,
         classes: Sequence[str] | None,
-        channels: int,
-        size: tuple[int, int],
+        *,
+        geometry: Geometry,
         augment: AugmentConfig | None = None,
         cache_mb: int = 0,
     ) -> None:
-        if channels not in (1, 3):
-            raise ConfigError(f"geometry.channels is {channels}; images have 1 channel (grey) or 3 (RGB).")
-        self.paths, self.labels, self.classes = paths, labels, classes
-        self.channels, self.size = channels, size
+        super().__init__(listing, classes)
+        self.channels, self.size = channels_and_size(geometry)
         self.augment = augment or AugmentConfig()
         self.cache = ItemCache(cache_mb) if cache_mb else None
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
-            return Sample(x=self._part(index, partial(centre_box, size=self.size)), label=self._label(index))
+            return Sample(x=self._part(index, partial(centre_box, size=self.size)), label=self.label(index))
         wanted = self.augment
         choose = partial(random_box, size=self.size, scale=wanted.crop_scale, generator=generator)
         x = self._part(index, choose)
@@ -97,16 +88,7 @@ class Images:
             x = randaugment(x, operations=operations, magnitude=magnitude, generator=generator)
         if wanted.erase:
             x = erase(x, probability=wanted.erase, generator=generator)
-        return Sample(x=x, label=self._label(index))
-
-    def describe(self, index: int) -> str:
-        return printable(self.paths[index])
-
-    def _label(self, index: int) -> int | Tensor | None:
-        if self.labels is None:
-            return None
-        label = self.labels[index]
-        return class_shares(label, len(self.classes or ())) if isinstance(label, tuple) else label
+        return Sample(x=x, label=self.label(index))
 
     def _part(self, index: int, choose: Choose) -> Tensor:
         path = self.paths[index]
@@ -117,28 +99,13 @@ class Images:
         return read_part(path, choose, channels=self.channels, size=self.size)
 
 
-def open_images(
-    *, found: DataListing, geometry: Geometry, augment: AugmentConfig | None = None, cache_mb: int = 0
-) -> Splits:
-    """The pictures that were found, as train and test."""
+def channels_and_size(geometry: Geometry) -> tuple[int, tuple[int, int]]:
+    """C and (H, W) of a geometry; ConfigError if it is not one of pictures."""
     if geometry.rank != 2:
         raise ConfigError(f"geometry.input {list(geometry.input)} is not a height and a width; images need two sizes.")
-    train, test = (
-        None
-        if listing is None
-        else Images(
-            paths=listing.paths,
-            labels=listing.labels,
-            classes=found.classes,
-            channels=geometry.channels,
-            size=(geometry.input[0], geometry.input[1]),
-            augment=augment,
-            cache_mb=cache_mb,
-        )
-        for listing in (found.train, found.test)
-    )
-    assert train is not None
-    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
+    if geometry.channels not in (1, 3):
+        raise ConfigError(f"geometry.channels is {geometry.channels}; images have 1 channel (grey) or 3 (RGB).")
+    return geometry.channels, (geometry.input[0], geometry.input[1])
 
 
 def read_image(path: Location, *, channels: int, size: tuple[int, int]) -> Tensor:
@@ -294,13 +261,7 @@ class ImageReader:
     timed = False  # rows of pixels are not moments
 
     def __init__(self, *, geometry: Geometry) -> None:
-        if geometry.rank != 2:
-            raise ConfigError(
-                f"geometry.input {list(geometry.input)} is not a height and a width; images need two sizes."
-            )
-        if geometry.channels not in (1, 3):
-            raise ConfigError(f"geometry.channels is {geometry.channels}; images have 1 channel (grey) or 3 (RGB).")
-        self.channels, self.size = geometry.channels, (geometry.input[0], geometry.input[1])
+        self.channels, self.size = channels_and_size(geometry)
 
     def windows(self, path: Location) -> Iterator[Window]:
         """The one window of a picture."""

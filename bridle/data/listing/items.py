@@ -23,6 +23,7 @@ from bridle.data.shards.scan import Contents, scan_shard
 from bridle.data.shards.tar_member import Location, TarMember
 from bridle.data.sources import Reader, SpanReader, Window
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import stamp
 
 SHARD = ".tar"
 
@@ -46,12 +47,8 @@ class Item(NamedTuple):
         return self.location.path if isinstance(self.location, TarMember) else self.location
 
     def stamp(self) -> tuple[int, int]:
-        """Size and change time of its file, which show whether it is still the same; (-1, 0) for a missing one."""
-        try:
-            found = (self.location.shard if isinstance(self.location, TarMember) else self.location).stat()
-        except OSError:
-            return -1, 0
-        return found.st_size, found.st_mtime_ns
+        """Size and change time of its file, which show whether it is still the same."""
+        return stamp(self.location.shard if isinstance(self.location, TarMember) else self.location)
 
     def windows(self, reader: Reader) -> Iterator[Window]:
         """What the reader makes of it; DataError or OSError if it cannot be read."""

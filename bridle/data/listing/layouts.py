@@ -21,10 +21,10 @@ from bridle.data.listing.audioset import find_audioset, has_audioset
 from bridle.data.listing.folders import existing_folder, find_folders
 from bridle.data.listing.manifest import LARGE, index_places, read_manifest, read_table, text_lines
 from bridle.data.listing.table import DataListing, Line, Numbering, Table, hold_out, is_count, read_label_file
-from bridle.data.listing.table_on_disk import FORMAT, indexed, state_of
+from bridle.data.listing.table_on_disk import FORMAT, indexed
 from bridle.data.shards.reader import find_shards
 from bridle.errors import ConfigError, DataError, quoted
-from bridle.files import sha256_of_json
+from bridle.files import sha256_of_json, stamp
 
 ESC50 = Path("meta") / "esc50.csv"
 ENDS_IN_CLASS = re.compile(r"(.+?)\s*[,\s]\s*(\d+)")  # a path and a class number
@@ -95,7 +95,7 @@ def find_lists(root: Path, *, extensions: Sequence[str]) -> DataListing:
     build = partial(parse_lists, root, splits, extensions)
     if sum(file.stat().st_size for file in files) < LARGE:
         return build(None)
-    states = [state_of(file) for file in (*files, root / "classes.txt")]
+    states = [stamp(file) for file in (*files, root / "classes.txt")]
     key = sha256_of_json([FORMAT, "lists", states, sorted(extensions)])
     return indexed(places=index_places(files[0]), key=key, root=root, build=build)
 

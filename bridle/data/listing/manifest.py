@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import DataListing, Line, Table, Where, hold_out, is_count, read_label_file
-from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, state_of
+from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed
 from bridle.errors import DataError, UsageError, quoted
-from bridle.files import sha256_of_json
+from bridle.files import sha256_of_json, stamp
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 RECORDS = (".jsonl", ".ndjson")
@@ -65,7 +65,7 @@ def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None
     if file.stat().st_size < LARGE:
         found = build(None)
     else:
-        key = sha256_of_json([FORMAT, "manifest", state_of(file), state_of(classes)])
+        key = sha256_of_json([FORMAT, "manifest", stamp(file), stamp(classes)])
         found = indexed(places=index_places(file), key=key, root=root, build=build)
     return hold_out(found, test_fold, file, declared=classes.is_file())
 

@@ -185,12 +185,3 @@ def cache_place(target: Path) -> Path:
     home = Path(given) if given else Path.home() / ".cache"
     name = hashlib.sha256(os.fsencode(os.path.abspath(target))).hexdigest()[:16]
     return home / "bridle" / f"index-{name}"
-
-
-def state_of(file: Path) -> list[int] | None:
-    """Size and time of a file, by which a change is noticed; None if it is not there."""
-    try:
-        status = file.stat()
-    except OSError:
-        return None
-    return [status.st_size, status.st_mtime_ns]

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, NamedTuple
 from bridle.data.listing.columns import WHOLE
 from bridle.data.listing.folders import printable
 from bridle.data.listing.table import Listing
-from bridle.data.listing.table_on_disk import state_of
 from bridle.data.shards.tar_member import Location, open_regular
 from bridle.errors import DataError, quoted
+from bridle.files import stamp
 
 LONGEST_KEY = 200  # characters
 BLOCK = 1 << 20  # bytes copied at a time
@@ -34,7 +34,7 @@ class Group(NamedTuple):
 
     def facts(self) -> list[Any]:
         """What the bytes of the sample depend on."""
-        return [printable(self.path), printable(Path(self.name)), state_of(self.path), self.rows]
+        return [printable(self.path), printable(Path(self.name)), stamp(self.path), self.rows]
 
 
 class Packed(NamedTuple):
@@ -177,6 +177,5 @@ def pad(file: BinaryIO, size: int) -> None:
 
 
 def entry_bytes(path: Location) -> int:
-    """Bytes of a file as far as can be told; one that is not there has none."""
-    state = state_of(path) if isinstance(path, Path) else None
-    return 0 if state is None else state[0]
+    """Bytes of a file; 0 for one that is not there."""
+    return max(stamp(path)[0], 0) if isinstance(path, Path) else 0

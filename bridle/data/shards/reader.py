@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle.data.listing.table import DataListing, Rows, hold_out
-from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index, state_of
+from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.shards.scan import Contents, Label, ShardRow, ShardSample, scan_shard
 from bridle.errors import DataError, UsageError, quoted
-from bridle.files import sha256_of_json
+from bridle.files import sha256_of_json, stamp
 
 INDEX = "index"
 LARGE = 2**30  # bytes of shards from which on the result of a scan is kept
@@ -66,10 +66,10 @@ def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None 
     if stored.listing is not None:
         return hold_out(stored.listing, test_fold, root, declared=declared)
     build = partial(scan_shards, root, files, extensions)
-    if sum(size_of(file) for file in (*files.train, *files.test)) < LARGE:
+    if sum(stamp(file)[0] for file in (*files.train, *files.test)) < LARGE:
         found = build(None)
     else:
-        times = [state_of(file) for file in (*files.train, *files.test)]
+        times = [stamp(file) for file in (*files.train, *files.test)]
         found = indexed(places=[cache_place(root)], key=sha256_of_json([key, times]), root=root, build=build)
     if stored.why is not None:
         note = f"the index of {quoted(root)} is not used ({stored.why}); the shards were scanned instead."
@@ -79,15 +79,10 @@ def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None 
 
 def shards_key(root: Path, files: ShardFiles, extensions: Sequence[str]) -> str:
     """Names the state of the shards: what they are called and how long they are. Copies have the same."""
-    listed = [[file.relative_to(root).as_posix(), size_of(file)] for file in (*files.train, *files.test)]
+    listed = [[file.relative_to(root).as_posix(), stamp(file)[0]] for file in (*files.train, *files.test)]
     names = root / "classes.txt"
     classes = names.read_bytes().hex() if names.is_file() else None
     return sha256_of_json([FORMAT, listed, sorted(extensions), classes])
-
-
-def size_of(file: Path) -> int:
-    state = state_of(file)
-    return -1 if state is None else state[0]
 
 
 def split_shards(root: Path) -> ShardFiles:

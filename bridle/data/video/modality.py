@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from bridle.config import Config
+from bridle.data.file_source import open_splits
 from bridle.data.image.modality import IMAGENET_MEAN, IMAGENET_STD
 from bridle.data.inspect.findings import CheckOptions, Facts, reason
 from bridle.data.listing.table import DataListing
 from bridle.data.loading.watchdog import renew
 from bridle.data.modality import Modality, VitInput
 from bridle.data.sources import Reader, Splits
-from bridle.data.video.source import EXTENSIONS, VideoReader, open_videos
+from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos
 
 SHORTFALL = 0.97  # headers of videos are often a little wrong; less than this share of the frames is a cut file
 
@@ -19,17 +21,16 @@ SHORTFALL = 0.97  # headers of videos are often a little wrong; less than this s
 def open_files(config: Config, found: DataListing) -> Splits:
     """The listed videos as train and test."""
     data, video = config.data, config.video
-    return open_videos(
-        found=found,
-        geometry=config.geometry.build(),
-        stride=video.stride,
-        short_side=video.short_side,
-        crops=video.crops,
-        timeout=video.timeout,
+    decoding = Decoding(config.geometry.build(), video.stride, video.short_side, video.timeout)
+    videos = partial(
+        Videos,
+        decoding=decoding,
         augment=config.augment,
-        views=data.views,
+        clips=data.views,
+        crops=video.crops,
         cache_mb=data.cache_mb,
     )
+    return open_splits(found, videos)
 
 
 def open_reader(config: Config) -> Reader:

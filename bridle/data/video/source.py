@@ -26,15 +26,15 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from bridle.config.schema import AugmentConfig
+from bridle.data.file_source import FileSource
 from bridle.data.image.source import random_box
-from bridle.data.listing.columns import WHOLE, Span
-from bridle.data.listing.folders import printable
-from bridle.data.listing.table import DataListing
+from bridle.data.listing.columns import Span
+from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import renew, watched
 from bridle.data.shards.tar_member import Location, TarMember
-from bridle.data.sources import Labels, Sample, Splits, Window, label_of
+from bridle.data.sources import Sample, Window
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -116,34 +116,27 @@ class Decoding(NamedTuple):
         )
 
 
-class Videos:
+class Videos(FileSource):
     """Video files, or spans of them, as samples (C, T, H, W)."""
-
-    from_files = True
 
     def __init__(
         self,
-        *,
-        paths: Sequence[Location],
-        labels: Labels | None,
+        listing: Listing,
         classes: Sequence[str] | None,
-        spans: Sequence[tuple[float, float | None]] | None,
+        *,
         decoding: Decoding,
         augment: AugmentConfig,
         clips: int = 1,
         crops: int = 1,
         cache_mb: int = 0,
     ) -> None:
+        super().__init__(listing, classes)
         decoding.check()
-        self.paths, self.labels, self.classes, self.spans = paths, labels, classes, spans
         self.decoding, self.augment = decoding, augment
         self.clips, self.crops, self.views = clips, crops, clips * crops
         self.cache = ItemCache(cache_mb) if cache_mb else None
         self.cache_full = False
         self.latest: tuple[tuple[int, int], Tensor] | None = None  # pictures of one clip are asked for in a row
-
-    def __len__(self) -> int:
-        return len(self.paths)
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
@@ -158,13 +151,6 @@ class Videos:
             self.latest = (index, clip), self._clip(index, spread(clip, self.clips))
         return self._sample(index, middle_part(self.latest[1], place=spread(crop, self.crops), size=self._size()))
 
-    def describe(self, index: int) -> str:
-        name = printable(self.paths[index])
-        if self.spans is None:
-            return name
-        start, end = self.spans[index]
-        return f"{name} [{start:g} s to {'the end' if end is None else f'{end:g} s'}]"
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "latest": None}
 
@@ -173,7 +159,7 @@ class Videos:
 
     def _clip(self, index: int, place: float) -> Tensor:
         """(n, h, w, C) with n ≤ T, from the cached video or from its file."""
-        path, span = self.paths[index], WHOLE if self.spans is None else self.spans[index]
+        path, span = self.paths[index], self.span(index)
         if self.cache is not None and (index in self.cache.items or not self.cache_full):
             whole = self.cache.get(index, lambda: self.decoding.whole(path, span=span))
             self.cache_full = self.cache_full or index not in self.cache.items
@@ -208,41 +194,7 @@ class Videos:
         x, valid = self.decoding.padded(unit_range(pictures))
         if valid is not None and not valid.any():
             raise self.decoding.too_short(self.paths[index], len(pictures))
-        return Sample(x, label_of(self.labels, index, self.classes), valid)
-
-
-def open_videos(
-    *,
-    found: DataListing,
-    geometry: Geometry,
-    stride: int,
-    short_side: int | None,
-    crops: int,
-    timeout: float,
-    augment: AugmentConfig,
-    views: int,
-    cache_mb: int,
-) -> Splits:
-    """The videos that were found, as train and test."""
-    decoding = Decoding(geometry=geometry, stride=stride, short_side=short_side, timeout=timeout)
-    train, test = (
-        None
-        if listing is None
-        else Videos(
-            paths=listing.paths,
-            labels=listing.labels,
-            classes=found.classes,
-            spans=listing.spans,
-            decoding=decoding,
-            augment=augment,
-            clips=views,
-            crops=crops,
-            cache_mb=cache_mb,
-        )
-        for listing in (found.train, found.test)
-    )
-    assert train is not None
-    return Splits(train=train, test=test, folds=found.folds, notes=found.notes)
+        return Sample(x, self.label(index), valid)
 
 
 class VideoReader:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from bridle.config import load_config
-from bridle.data.arrays.source import SignalFormat, Signals, open_signals
+from bridle.data.arrays.source import SignalFormat, Signals
 from bridle.data.build import open_data
+from bridle.data.file_source import open_splits
 from bridle.data.inspect.check import check_folder
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.table import Listing
@@ -28,7 +30,7 @@ ONE = Geometry(1, (8,), (4,))
 
 def source(path: Path, array: object, geometry: Geometry = GEOMETRY) -> Signals:
     np.save(path / "a.npy", array)  # type: ignore[arg-type]
-    return Signals(listing=Listing([path / "a.npy"], None), classes=None, format=SignalFormat(geometry))
+    return Signals(Listing([path / "a.npy"], None), None, format=SignalFormat(geometry))
 
 
 def test_evaluation_cuts_out_the_centre(tmp_path: Path) -> None:
@@ -130,7 +132,7 @@ def test_a_bad_file_is_refused_and_no_pickle_is_run(
 
 
 def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
-    folder = Signals(listing=Listing([tmp_path / "gone.npy"], None), classes=None, format=SignalFormat(GEOMETRY))
+    folder = Signals(Listing([tmp_path / "gone.npy"], None), None, format=SignalFormat(GEOMETRY))
     with pytest.raises(DataError, match="No such file"):
         folder.load(0, None)
 
@@ -155,7 +157,7 @@ def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / name, np.ones((2, 8)))
     found = find_data(root=str(tmp_path), manifest=None, layout="auto", extensions=[".npy"])
-    splits = open_signals(found, format=SignalFormat(GEOMETRY))
+    splits = open_splits(found, partial(Signals, format=SignalFormat(GEOMETRY)))
     assert [splits.train.load(i, None).label for i in range(2)] == [0, 1]
     assert splits.test is not None
     assert splits.test.load(0, None).label == 1
@@ -164,7 +166,7 @@ def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
 
 def test_a_geometry_that_is_no_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="signals need one size"):
-        Signals(listing=Listing([], None), classes=None, format=SignalFormat(Geometry(1, (8, 8), (4, 4))))
+        Signals(Listing([], None), None, format=SignalFormat(Geometry(1, (8, 8), (4, 4))))
 
 
 def opened(words: list[str], folder: Path) -> Splits:

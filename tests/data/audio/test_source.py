@@ -58,8 +58,8 @@ def source(  # type: ignore[no-untyped-def]
     **augment: object,
 ):
     return Recordings(
-        listing=Listing(paths, None),
-        classes=None,
+        Listing(paths, None),
+        None,
         geometry=geometry,
         front=FRONT,
         augment=AugmentConfig(**augment),  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def test_the_cache_saves_reading_and_changes_nothing(tmp_path: Path) -> None:
 def test_train_and_test_share_the_cache(tmp_path: Path) -> None:
     paths = write(tmp_path, *[noise(SAMPLES)] * 4)
     found = DataListing(Listing(paths, None), Listing(PathList(tmp_path, ["0.wav"]), None), None)
-    splits = open_recordings(found=found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig(), cache_mb=10)
+    splits = open_recordings(found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig(), cache_mb=10)
     assert isinstance(splits.train, Recordings)
     assert isinstance(splits.test, Recordings)
     assert (splits.train.cache.limit, splits.test.cache.limit) == (8 * 2**20, 2 * 2**20)
@@ -264,7 +264,7 @@ def test_stripes_are_filled_with_the_mean_of_the_clip(tmp_path: Path) -> None:
 
 def labelled(paths: PathList, labels: list[int] | list[tuple[int, ...]], **augment: object) -> Recordings:
     return Recordings(
-        listing=Listing(paths, labels),
+        Listing(paths, labels),
         classes=("a", "b", "c"),
         geometry=GEOMETRY,
         front=FRONT,
@@ -403,7 +403,7 @@ def folder(root: Path) -> Recordings:
     soundfile.write(root / "odd.wav", noise(SAMPLES), RATE)
     os.rename(root / "odd.wav", odd)
     found = find_data(root=str(root), manifest=None, layout="folders", extensions=EXTENSIONS)
-    splits = open_recordings(found=found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig())
+    splits = open_recordings(found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig())
     assert isinstance(splits.train, Recordings)
     return splits.train
 
@@ -435,7 +435,7 @@ def test_a_file_missing_from_a_manifest_shows_when_it_is_loaded(tmp_path: Path) 
     write(tmp_path, noise(SAMPLES))
     (tmp_path / "list.csv").write_text("path,label\n0.wav,dog\ngone.wav,cat\n")
     found = find_data(root=None, manifest=str(tmp_path / "list.csv"), layout="auto", extensions=EXTENSIONS)
-    train = open_recordings(found=found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig()).train
+    train = open_recordings(found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig()).train
     assert load_checked(train, 0, None).label == 1
     with pytest.raises(DataError, match=r"gone\.wav' cannot be read as sound: No such file"):
         load_checked(train, 1, None)

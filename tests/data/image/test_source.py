@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from PIL import Image
 from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
-from bridle.data.image.source import EXTENSIONS, Images, centre_box, open_images, random_box, read_image
+from bridle.data.file_source import open_splits
+from bridle.data.image.source import EXTENSIONS, Images, centre_box, random_box, read_image
 from bridle.data.listing.layouts import find_data
-from bridle.data.listing.table import DataListing
+from bridle.data.listing.table import DataListing, Listing
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 
@@ -32,9 +34,8 @@ def folder(
     *paths: Path, channels: int = 3, size: tuple[int, int] = (8, 8), cache_mb: int = 0, **augment: object
 ) -> Images:
     wanted = AugmentConfig(**augment)  # type: ignore[arg-type]
-    return Images(
-        paths=paths, labels=None, classes=None, channels=channels, size=size, augment=wanted, cache_mb=cache_mb
-    )
+    geometry = Geometry(channels, size, (1, 1))
+    return Images(Listing(paths), None, geometry=geometry, augment=wanted, cache_mb=cache_mb)
 
 
 def found(root: Path) -> DataListing:
@@ -293,7 +294,7 @@ def test_open_images_reads_labels_and_splits(tmp_path: Path) -> None:
     for name in ("train/a/1.png", "train/b/2.png", "test/b/3.png"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (4, 4)).save(tmp_path / name)
-    splits = open_images(found=found(tmp_path), geometry=Geometry(3, (8, 8), (4, 4)))
+    splits = open_splits(found(tmp_path), partial(Images, geometry=Geometry(3, (8, 8), (4, 4))))
     assert splits.train.classes == ("a", "b")
     assert [splits.train.load(i, None).label for i in range(2)] == [0, 1]
     assert splits.test is not None
@@ -304,7 +305,7 @@ def test_open_images_reads_labels_and_splits(tmp_path: Path) -> None:
 def test_geometries_that_are_no_pictures_are_refused(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     with pytest.raises(ConfigError, match="not a height and a width"):
-        open_images(found=found(tmp_path), geometry=Geometry(3, (8,), (4,)))
+        open_splits(found(tmp_path), partial(Images, geometry=Geometry(3, (8,), (4,))))
     with pytest.raises(ConfigError, match="1 channel"):
         folder(channels=2)
 
@@ -357,7 +358,7 @@ def test_several_labels_become_shares(tmp_path: Path) -> None:
     Image.fromarray(ramp()).save(tmp_path / "a.png")
     (tmp_path / "list.csv").write_text("path,labels\na.png,sky;sea\n")
     listed = find_data(root=None, manifest=str(tmp_path / "list.csv"), layout="auto", extensions=EXTENSIONS)
-    source = open_images(found=listed, geometry=Geometry(3, (8, 8), (4, 4))).train
+    source = open_splits(listed, partial(Images, geometry=Geometry(3, (8, 8), (4, 4)))).train
     assert source.classes == ("sea", "sky")
     label = source.load(0, None).label
     assert isinstance(label, Tensor)

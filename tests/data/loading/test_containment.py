@@ -55,7 +55,8 @@ def pictures(root: Path, count: int = 8) -> Images:
     for i, path in enumerate(paths):
         noise = np.random.default_rng(i).integers(0, 255, (8, 8, 3))
         Image.fromarray(noise.astype(np.uint8)).save(path)
-    return Images(paths=paths, labels=[i % 2 for i in range(count)], classes=["a", "b"], channels=3, size=(8, 8))
+    listing = Listing(paths, [i % 2 for i in range(count)])
+    return Images(listing, ["a", "b"], geometry=Geometry(3, (8, 8), (4, 4)))
 
 
 def sounds(root: Path, count: int = 8, **options: Any) -> Recordings:
@@ -65,9 +66,7 @@ def sounds(root: Path, count: int = 8, **options: Any) -> Recordings:
     front = LogMel(sample_rate=RATE, mels=8, low=20.0, window_ms=25.0, shift_ms=10.0)
     geometry = Geometry(1, (16, 8), (4, 4))
     augment = AugmentConfig(**options)
-    return Recordings(
-        listing=Listing(paths, None, None), classes=None, geometry=geometry, front=front, augment=augment, cache_mb=1
-    )
+    return Recordings(Listing(paths), None, geometry=geometry, front=front, augment=augment, cache_mb=1)
 
 
 def videos(root: Path, count: int = 8) -> Videos:
@@ -75,9 +74,7 @@ def videos(root: Path, count: int = 8) -> Videos:
     for i, path in enumerate(paths):
         write_pictures(path, list(np.random.default_rng(i).integers(0, 255, (4, 16, 16, 3), dtype=np.uint8)))
     decoding = Decoding(Geometry(3, (2, 8, 8), (2, 4, 4)), stride=1, short_side=None, timeout=watchdog.limits.timeout)
-    return Videos(
-        paths=paths, labels=None, classes=None, spans=None, decoding=decoding, augment=AugmentConfig(), cache_mb=1
-    )
+    return Videos(Listing(paths), None, decoding=decoding, augment=AugmentConfig(), cache_mb=1)
 
 
 def epoch(source: Source, *, workers: int, steps: int = 2) -> list[Batch]:

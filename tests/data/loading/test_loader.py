@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 from bridle.data.arrays.memory import TensorSource
-from bridle.data.image.source import EXTENSIONS, open_images
+from bridle.data.file_source import open_splits
+from bridle.data.image.source import EXTENSIONS, Images
 from bridle.data.listing.layouts import find_data
 from bridle.data.loading.loader import Batch, Loader, measure, normalise, real_values, sequential
 from bridle.data.loading.order import Order
@@ -72,7 +74,7 @@ def pictures(tmp_path: Path) -> Source:
         Image.fromarray(rng.integers(0, 255, (20, 30, 3), dtype=np.uint8)).save(tmp_path / str(i % 3) / f"{i}.jpg")
     (tmp_path / "0" / "0.jpg").write_bytes(b"not a picture")
     found = find_data(root=str(tmp_path), manifest=None, layout="folders", extensions=EXTENSIONS)
-    return open_images(found=found, geometry=Geometry(3, (8, 8), (4, 4))).train
+    return open_splits(found, partial(Images, geometry=Geometry(3, (8, 8), (4, 4)))).train
 
 
 @pytest.mark.parametrize("workers", [1, 2])

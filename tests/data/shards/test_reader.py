@@ -7,6 +7,7 @@ import json
 import pickle
 import tarfile
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +17,10 @@ from PIL import Image
 
 from bridle.config import load_config
 from bridle.data.build import open_data
-from bridle.data.image.source import EXTENSIONS, Images, open_images
+from bridle.data.file_source import open_splits
+from bridle.data.image.source import EXTENSIONS, Images
 from bridle.data.listing.layouts import find_data
+from bridle.data.listing.table import Listing
 from bridle.data.loading.loader import Loader, sequential
 from bridle.data.shards.reader import find_shards
 from bridle.data.shards.tar_member import TarMember
@@ -62,7 +65,7 @@ def test_pictures_and_labels_with_one_key_belong_together(tmp_path: Path) -> Non
             "2.json": json.dumps({"label": 1, "width": 12}).encode(),
         },
     )
-    splits = open_images(found=find_shards(tmp_path, extensions=EXTENSIONS), geometry=GEOMETRY)
+    splits = open_splits(find_shards(tmp_path, extensions=EXTENSIONS), partial(Images, geometry=GEOMETRY))
     assert isinstance(splits.train, Images)
     assert shades(splits.train) == [10, 20, 30]
     assert list(splits.train.labels or ()) == [0, 1, 2]
@@ -175,7 +178,7 @@ def test_a_truncated_training_shard_keeps_what_it_has_and_says_what_is_lost(tmp_
     block = path.stat().st_size
     third = find_shards(tmp_path, extensions=EXTENSIONS).train.paths[3]
     path.write_bytes(path.read_bytes()[: third.offset + 20])  # inside the fourth picture
-    splits = open_images(found=find_shards(tmp_path, extensions=EXTENSIONS), geometry=GEOMETRY)
+    splits = open_splits(find_shards(tmp_path, extensions=EXTENSIONS), partial(Images, geometry=GEOMETRY))
     assert len(splits.train) == 4
     assert f"damaged at byte {third.offset + 20} of {third.offset + 20}" in splits.notes[0]
     assert third.offset + 20 < block
@@ -266,7 +269,7 @@ def test_folders_without_usable_shards_are_refused_with_advice(tmp_path: Path) -
 
 def test_a_missing_or_bad_member_is_a_data_error_with_its_place(tmp_path: Path) -> None:
     write(tmp_path / "a.tar", {"1.png": b"not a picture"})
-    source = open_images(found=find_shards(tmp_path, extensions=EXTENSIONS), geometry=GEOMETRY).train
+    source = open_splits(find_shards(tmp_path, extensions=EXTENSIONS), partial(Images, geometry=GEOMETRY)).train
     with pytest.raises(DataError, match=r"a.tar/1.png' cannot be read as an image: not a JPEG"):
         source.load(0, None)
     with pytest.raises(DataError, match="No such file"):
@@ -282,8 +285,8 @@ def test_samples_do_not_depend_on_whether_they_lie_in_files_or_shards(tmp_path: 
         members[f"{i}.jpg"] = file.getvalue()
         (tmp_path / f"{i}.jpg").write_bytes(file.getvalue())
     write(tmp_path / "a.tar", members)
-    packed = open_images(found=find_shards(tmp_path, extensions=EXTENSIONS), geometry=GEOMETRY).train
-    files = Images(paths=[tmp_path / name for name in members], labels=None, classes=None, channels=3, size=(8, 8))
+    packed = open_splits(find_shards(tmp_path, extensions=EXTENSIONS), partial(Images, geometry=GEOMETRY)).train
+    files = Images(Listing([tmp_path / name for name in members]), None, geometry=GEOMETRY)
     for i in range(4):
         first, second = (source.load(i, torch.Generator().manual_seed(i)).x for source in (packed, files))
         assert torch.equal(first, second)

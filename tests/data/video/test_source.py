@@ -15,10 +15,10 @@ from video_files import numbers, write_numbered, write_pictures, write_sound
 from bridle.config.schema import AugmentConfig
 from bridle.data import Loader, sequential
 from bridle.data.listing.columns import PathList
-from bridle.data.listing.table import DataListing, Listing
+from bridle.data.listing.table import Listing
 from bridle.data.sources import Reader, Viewed, Views
 from bridle.data.video import source as video_source
-from bridle.data.video.source import EXTENSIONS, VideoReader, Videos, open_videos
+from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 from bridle.seeding import generator
@@ -39,11 +39,9 @@ def source(
     spans: Any = None,
     **options: Any,
 ) -> Videos:
-    found = DataListing(Listing(PathList(Path("/"), [str(p) for p in paths]), labels, spans), None, classes)
-    defaults: dict[str, Any] = {"short_side": None, "crops": 1, "timeout": 30.0, "views": 1, "cache_mb": 0}
-    train = open_videos(found=found, geometry=geometry, stride=stride, augment=augment, **(defaults | options)).train
-    assert isinstance(train, Videos)
-    return train
+    listing = Listing(PathList(Path("/"), [str(p) for p in paths]), labels, spans)
+    decoding = Decoding(geometry, stride, options.pop("short_side", None), options.pop("timeout", 30.0))
+    return Videos(listing, classes, decoding=decoding, augment=augment, clips=options.pop("views", 1), **options)
 
 
 @pytest.fixture
@@ -153,7 +151,7 @@ def test_frames_of_512_by_288_are_cut_to_224(tmp_path: Path) -> None:
 def test_spans_are_samples_of_their_own(forty: Path) -> None:
     videos = source([forty, forty], spans=[(0.0, 1.0), (3.0, None)])  # ten frames each
     assert [numbers(videos.load(i, None).x) for i in range(2)] == [[0, 3, 6, 9], [30, 33, 36, 39]]
-    assert videos.describe(1).endswith("forty.mkv [3 s to the end]")
+    assert videos.describe(1).endswith("forty.mkv [3–end s]")
 
 
 def test_several_labels_become_shares(forty: Path) -> None:

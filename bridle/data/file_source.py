@@ -1,0 +1,43 @@
+"""What all sources of files share: a listing of paths, labels and time spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from bridle.data.listing.columns import WHOLE, Span
+from bridle.data.listing.folders import printable
+from bridle.data.listing.table import DataListing, Listing, span_text
+from bridle.data.sources import Source, Splits, label_of
+
+
+class FileSource:
+    """Base of sources whose items are files, parts of files, or members of tar shards; a subclass adds `load`."""
+
+    from_files = True
+
+    def __init__(self, listing: Listing, classes: Sequence[str] | None) -> None:
+        self.paths, self.labels, self.spans = listing
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def describe(self, index: int) -> str:
+        """Path of item `index`, and the seconds of it where it is a part of a file."""
+        return printable(self.paths[index]) + span_text(self.span(index))
+
+    def span(self, index: int) -> Span:
+        """Start and end of item `index` in its file, in seconds."""
+        return WHOLE if self.spans is None else self.spans[index]
+
+    def label(self, index: int) -> int | Tensor | None:
+        """The class of item `index`, or the shares (K,) of all classes where items are multilabel."""
+        return label_of(self.labels, index, self.classes)
+
+
+def open_splits(found: DataListing, source: Callable[[Listing, Sequence[str] | None], Source]) -> Splits:
+    """A source for train and for test, made by `source(listing, classes)`."""
+    test = None if found.test is None else source(found.test, found.classes)
+    return Splits(source(found.train, found.classes), test, found.folds, found.notes)
