@@ -30,9 +30,11 @@ def probe(
 ) -> None:
     """Train a classifier on frozen features and score it, beside raw input and an untrained encoder.
 
-    Data with folds is cross-validated. Settings are chosen on training items only. probe.pool is mean, axis (one mean
-    per position of a grid axis), class (the class token) or attentive. probe.layer=N uses block N instead of the last.
-    data.views=N averages N windows of every item. --on RECIPE probes on another data set: RUN/probe-RECIPE.json.
+    Data with folds is cross-validated. Settings are chosen on training items only.
+
+    probe.pool: mean, axis (one mean per position of a grid axis), class or attentive.
+    probe.layer=N: features of block N. data.views=N: average of N windows per item.
+    --on RECIPE: probe on another data set; writes RUN/probe-RECIPE.json.
 
     Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10
               bridle probe runs/as2m --on audioset20k data.root=PATH
