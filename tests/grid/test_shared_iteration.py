@@ -53,7 +53,7 @@ def test_paths_may_be_written_otherwise(small: Small, tmp_path: Path, monkeypatc
         np.save(tmp_path / "signals" / f"{n}.npy", random.standard_normal((1, 1024)).astype(np.float32))
     monkeypatch.chdir(tmp_path)
     api.pretrain(small(ONE, "data.root=signals", recipe="signal"), out=tmp_path / "one")
-    config = small(KEEP, "data.root=signals", recipe="signal")
+    config = small(KEEP, "schedule.iterations=2", "data.root=signals", recipe="signal")
     assert borrow_beginning(config, tmp_path / "two", [tmp_path / "one"]) == tmp_path / "one"
     api.pretrain(config, out=tmp_path / "two")
     assert [entry["iteration"] for entry in read_json(tmp_path / "two" / "results.json")["evaluations"]] == [1, 2]

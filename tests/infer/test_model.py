@@ -53,7 +53,7 @@ def test_a_long_file_is_pooled_window_by_window_weighted_by_real_tokens(tmp_path
 
 
 def test_paths_bytes_and_open_files_give_the_same(tmp_path: Path) -> None:
-    model = signal_model()
+    model = signal_model("probe.deviation=false")
     for name in ("a.npy", "b.npy"):
         write_signal(tmp_path / name, 24)
     paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
