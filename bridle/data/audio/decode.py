@@ -68,7 +68,7 @@ def read_waveform(path: Location, *, rate: int, start: float = 0.0, seconds: flo
     """(N,) at `rate`: the whole file, or `seconds` from `start`."""
     first, count = round(start * rate), None if seconds is None else round(seconds * rate)
     with open_track(path) as track:
-        wave = read_samples(track, path, rate=rate, first=first, count=count)
+        wave = joined(list(sample_blocks(track, path, rate=rate, first=first, count=count)))
     if len(wave) == 0:
         raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
     return wave
@@ -97,7 +97,7 @@ def read_part(
             length = shortest(total - first, limit)
             part = length > whole
             at, count = (choose(length), size) if part else (0, shortest(whole + 1, limit))
-            wave = read_samples(track, path, rate=rate, first=first + at, count=count)
+            wave = joined(list(sample_blocks(track, path, rate=rate, first=first + at, count=count)))
             # A guessed length may be wrong: too long, and the part is not there; too short, and the whole is too much.
             if track.exact or counted is not None or (len(wave) == size if part else len(wave) <= whole):
                 break
@@ -129,53 +129,45 @@ def stream_waveform(
         raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
 
 
-def read_samples(track: Track, path: Location, *, rate: int, first: int, count: int | None) -> Tensor:
-    """`count` samples at `rate` from sample `first` of an opened track; fewer where it ends."""
-    parts = list(sample_blocks(track, path, rate=rate, first=first, count=count))
-    return torch.from_numpy(np.concatenate(parts) if parts else np.zeros(0, np.float32))
+def joined(blocks: list[Block]) -> Tensor:
+    """(N,) all blocks one after another."""
+    return torch.from_numpy(np.concatenate(blocks) if blocks else np.zeros(0, np.float32))
 
 
 def sample_blocks(track: Track, path: Location, *, rate: int, first: int, count: int | None) -> Iterator[Block]:
-    """The same samples block by block."""
+    """`count` samples at `rate` from sample `first` of an opened track, block by block; fewer where it ends.
+
+    DataError if they are not finite, or if the track ends before the length that its file states.
+    """
     common = gcd(track.rate, rate)
     p, q = track.rate // common, rate // common
-    step = max(first - MARGIN, 0) // q if track.rate != rate else first  # p frames in, q samples out
-    skip = first - step * q if track.rate != rate else 0
-    left = count
-    for block in resampled(checked(track, path, step * p), track.rate, rate):
-        part = block[skip:] if left is None else block[skip : skip + left]
-        skip -= min(skip, len(block))
+    resampler = None if track.rate == rate else open_resampler(track.rate, rate)
+    step = max(first - MARGIN, 0) // q if resampler else first  # p frames in, q samples out
+    skip, left, at = first - step * q if resampler else 0, count, step * p
+    for block in track.blocks(at):
+        if not np.isfinite(block).all():
+            raise DataError(f"{quoted(path)} holds samples that are not finite (NaN or infinity).")
+        at += len(block)
+        samples = resampler.resample_chunk(block) if resampler else block
+        part = samples[skip:] if left is None else samples[skip : skip + left]
+        skip -= min(skip, len(samples))
         left = None if left is None else left - len(part)
         yield part
         if left == 0:
             return
-
-
-def checked(track: Track, path: Location, start: int) -> Iterator[Block]:
-    """The blocks of a track, which must be numbers and reach to the length that the file states."""
-    at = start
-    for block in track.blocks(start):
-        if not np.isfinite(block).all():
-            raise DataError(f"{quoted(path)} holds samples that are not finite (NaN or infinity).")
-        at += len(block)
-        yield block
     if track.exact and at < track.length - SLACK * track.rate:
         raise DataError(
             f"{quoted(path)} ends after {at / track.rate:.2f} of {track.length / track.rate:.2f} s; it is truncated."
         )
+    if resampler:
+        samples = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+        yield samples[skip:] if left is None else samples[skip : skip + left]
 
 
-def resampled(blocks: Iterator[Block], source: int, target: int) -> Iterator[Block]:
-    """The same sound at another rate."""
-    if source == target:
-        yield from blocks
-        return
+def open_resampler(source: int, target: int) -> Any:
     import soxr
 
-    stream = soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
-    for block in blocks:
-        yield stream.resample_chunk(block)
-    yield stream.resample_chunk(np.zeros(0, np.float32), last=True)
+    return soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
 
 
 @contextmanager

@@ -13,7 +13,6 @@ In training, in this order: roll the whole clip, cut, mix with another clip, gai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from math import ceil, log
 from typing import Any
@@ -42,10 +41,6 @@ SILENT = 2.0**-15  # one step of 16 bits; a sample that is smaller is digital si
 ChooseStart = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
 
 
-class LongRecordingError(Exception):
-    """A recording that is not worth decoding whole."""
-
-
 class Recordings(FileSource):
     """Sound files, or parts of them, as samples (1, frames, mels)."""
 
@@ -71,6 +66,9 @@ class Recordings(FileSource):
             self.changes_wave or (augment.mix_space == "waveform" and augment.mixup > 0)
         )
         self.cache = ItemCache(cache_mb)
+        # Samples up to which a clip is decoded whole: to be cached, or because only all of it tells where its sound is.
+        wants_whole = trim or cache_mb > 0 or self.keeps_wave
+        self.whole = max(round(LONG * front.sample_rate), self.shape.samples) if wants_whole else self.shape.samples
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None or not self.augment.enabled:
@@ -98,11 +96,8 @@ class Recordings(FileSource):
 
     def listen(self, index: int) -> Sound:
         """The waveform that un-augmented sample `index` shows."""
-        rate = self.front.sample_rate
-        if self.trim:
-            with suppress(LongRecordingError):
-                return Sound(self.shape.cut_wave(self._whole(index), centre), rate)
-        return Sound(self._part(index, centre, whole=self.shape.samples).wave, rate)
+        wave = self._trimmed(self._reader(index, centre)())
+        return Sound(self.shape.cut_wave(wave, centre), self.front.sample_rate)
 
     def seconds(self, index: int) -> float | None:
         """Length of a clip by its file's header; None if it cannot be opened."""
@@ -121,44 +116,44 @@ class Recordings(FileSource):
     def _features(self, index: int, start_at: ChooseStart) -> Tensor:
         """(n ≤ frames, mels) un-augmented."""
         if self.keeps_wave:
-            features: Tensor = self.front(self._wave(index, start_at, None))
-            return features
-        if self.trim or self.cache.limit > 0:  # where its sound begins and ends only all of a clip can tell
-            with suppress(LongRecordingError):
-                whole = self.cache.get(index, lambda: self.front(self._whole(index)))
-                return whole.narrow(0, *self.shape.cut(len(whole), start_at))
-        features = self.front(self._part(index, start_at, whole=self.shape.samples).wave)
-        return features
+            shown: Tensor = self.front(self._wave(index, start_at, None))
+            return shown
+        features = self.cache.items.get(index)
+        if features is None:
+            part = self._reader(index, start_at)()
+            features = self.front(self._trimmed(part))
+            if part.whole:
+                self.cache.add(index, features)
+        return features.narrow(0, *self.shape.cut(len(features), start_at))
 
     def _wave(self, index: int, start_at: ChooseStart, generator: torch.Generator | None) -> Tensor:
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""
-        try:
-            wave = self.cache.get(index, lambda: self._whole(index))
-        except LongRecordingError:
-            return self._part(index, start_at, whole=self.shape.samples).wave
+        wave = self.cache.items.get(index)
+        if wave is None:
+            part = self._reader(index, start_at)()
+            if not part.whole:
+                return part.wave
+            wave = self.cache.add(index, self._trimmed(part))
         if generator is not None and self.augment.roll:
             wave = roll(wave, generator)
         return self.shape.cut_wave(wave, start_at)
 
-    def _whole(self, index: int) -> Tensor:
-        """(N,) all of a clip, unless it is long."""
-        limit = max(round(LONG * self.front.sample_rate), self.shape.samples)
-        part = self._part(index, centre, whole=limit)
-        if not part.whole:
-            raise LongRecordingError
-        return trimmed(part.wave, least=self.shape.least) if self.trim else part.wave
-
-    def _part(self, index: int, start_at: ChooseStart, *, whole: int) -> Part:
+    def _reader(self, index: int, start_at: ChooseStart) -> Callable[[], Part]:
+        """A call that decodes a clip: all of it where that is needed and it is not long, else what is shown of it."""
         start, end = self.span(index)
-        return read_part(
+        return partial(
+            read_part,
             self.paths[index],
             rate=self.front.sample_rate,
             start=start,
             end=end,
             size=self.shape.samples,
-            whole=whole,
+            whole=self.whole,
             choose=lambda samples: start_at(self.front.frames(samples) - self.shape.frames) * self.front.shift,
         )
+
+    def _trimmed(self, part: Part) -> Tensor:
+        return trimmed(part.wave, least=self.shape.least) if self.trim and part.whole else part.wave
 
     def _change(self, wave: Tensor, generator: torch.Generator) -> Tensor:
         """Gain and noise."""

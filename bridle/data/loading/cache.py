@@ -25,16 +25,17 @@ class ItemCache:
 
     def get(self, index: int, make: Callable[[], Tensor]) -> Tensor:
         """Item `index`, made now or earlier in this process."""
-        kept = self.items.get(index)
-        if kept is not None:
-            return kept
-        made = make()
-        size = made.numel() * made.element_size()
+        item = self.items.get(index)
+        return self.add(index, make()) if item is None else item
+
+    def add(self, index: int, item: Tensor) -> Tensor:
+        """Keep an item if there is room for it; returns it."""
+        size = item.numel() * item.element_size()
         if self.used + size <= self.limit:
             # A view would keep alive all that it is a part of, uncounted.
-            self.items[index] = made if made.untyped_storage().nbytes() == size else made.clone()
+            self.items[index] = item if item.untyped_storage().nbytes() == size else item.clone()
             self.used += size
-        return made
+        return item
 
     def __getstate__(self) -> dict[str, Any]:
         return {"limit": self.limit, "used": 0, "items": {}}
