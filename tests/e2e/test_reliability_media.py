@@ -20,7 +20,7 @@ def config_for(kind: str, root: Path, *more: str) -> Config:
 
 
 @pytest.mark.parametrize("kind", ["audio", "image", "video"])
-def test_pretraining_completes_and_lists_every_bad_file_once(tmp_path: Path, kind: str) -> None:
+def test_pretraining_completes_and_lists_every_bad_file_once(tmp_path: Path, kind: str, start_method: str) -> None:
     bad = media.make(tmp_path / "data", kind, good=2 * len(media.KINDS[kind][2]))
     steps = media.steps_of_an_epoch(3 * len(bad))
     config = config_for(kind, tmp_path / "data", "schedule.iterations=1", f"max_steps={steps}")
@@ -46,4 +46,4 @@ def test_evaluation_refuses_a_set_that_is_not_whole(tmp_path: Path, kind: str) -
     media.make(tmp_path / "data", kind, good=2)
     source = open_data(config_for(kind, tmp_path / "data")).train
     with pytest.raises(DataError, match="bad"):
-        list(sequential(source, batch=1, mean=[0.0], std=[1.0]))
+        list(sequential(source, batch=1, mean=[0.0], std=[1.0], workers=1))

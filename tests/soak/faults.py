@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -50,17 +51,20 @@ def command(kind: str, folder: Path, *more: str) -> list[str]:
     return pretrain_command(kind, folder, *more)
 
 
-def run(words: Sequence[str], folder: Path, *, faults: str = "", limit: float = LIMIT) -> Ended:
+def run(
+    words: Sequence[str], folder: Path, *, faults: str = "", limit: float = LIMIT, start_method: str = "fork"
+) -> Ended:
     """`bridle WORDS` with faults; what it published is noted in FOLDER.ledger."""
     log, ledger = (folder.with_name(f"{folder.name}.{kind}") for kind in ("fired", "ledger"))
     log.unlink(missing_ok=True)
-    ended = bridle(*words, limit=limit, before=partial(prepare, faults, log, ledger))
+    ended = bridle(*words, limit=limit, before=partial(prepare, faults, log, ledger, start_method))
     fired = log.read_text().splitlines() if log.exists() else []
     return Ended(ended.code, ended.err + ended.out, fired)
 
 
-def prepare(faults: str, log: Path, ledger: Path) -> None:
+def prepare(faults: str, log: Path, ledger: Path, start_method: str) -> None:
     """In the forked process, before the command."""
+    os.environ["BRIDLE_START_METHOD"] = start_method  # of data workers
     keep_ledger(ledger)
     failpoints.arm(faults, log=str(log))
 

@@ -24,7 +24,8 @@ from soak.specimens import write_video
 from soak.tally import Tally, judged
 
 RATE = 16_000
-BAD_FILES, WORKERS = "media: bad files", "media: 1 and 2 workers against 0"
+BAD_FILES, WORKERS = "media: bad files", "media: 1, 2 and spawned workers against 0"
+PROCESSES = ((0, "fork"), (1, "fork"), (2, "fork"), (1, "spawn"))  # data.workers, how they start
 KILLED = "media: kill while a bad file is listed"
 SHAPES = {
     "audio": ["geometry.input=[32, 16]", "geometry.patch=[8, 8]"],
@@ -231,22 +232,23 @@ def bad_set(kind: str, scratch: Path, *, seed: int) -> tuple[dict[str, str], lis
 
 
 def train_on_bad_files(kind: str, scratch: Path, *, seed: int) -> dict[str, Tally]:
-    """Train with 0, 1 and 2 workers."""
+    """Train without workers, with one and two forked ones, and with a spawned one."""
     bad, words = bad_set(kind, scratch, seed=seed)
     wrong, differing, ended = list[str](), list[str](), list[Trained]()
-    for workers in (0, 1, 2):
-        out = scratch / f"workers{workers}"
-        run = faults.run([*words, f"data.workers={workers}", "--out", str(out)], out)
+    for workers, method in PROCESSES:
+        out = scratch / f"workers{workers}-{method}"
+        run = faults.run([*words, f"data.workers={workers}", "--out", str(out)], out, start_method=method)
+        name = f"{kind} {seed}, {workers} worker(s), {method}"
         if run.code != 0:
-            raise RuntimeError(f"{kind}, {workers} worker(s) ended with {run.code}: {run.said[-300:]}")
+            raise RuntimeError(f"{name}, ended with {run.code}: {run.said[-300:]}")
         ended.append(Trained.read(out))
-        wrong += [f"{kind} {seed}, {workers} worker(s): {text}" for text in listing_faults(ended[-1].listed, bad)]
-        differing += [f"{kind} {seed}, {workers} worker(s): {text}" for text in ended[0].differences(ended[-1])]
+        wrong += [f"{name}: {text}" for text in listing_faults(ended[-1].listed, bad)]
+        differing += [f"{name}: {text}" for text in ended[0].differences(ended[-1])]
     shutil.rmtree(scratch)
-    tried = 3 * len(bad)
+    tried, compared = len(PROCESSES) * len(bad), len(PROCESSES) - 1
     return {
         BAD_FILES: Tally(tried, max(0, tried - len(wrong)), wrong),
-        WORKERS: Tally(2, 2 - min(2, len(differing)), differing),
+        WORKERS: Tally(compared, compared - min(compared, len(differing)), differing),
     }
 
 
