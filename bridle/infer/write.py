@@ -22,6 +22,7 @@ from bridle import distributed
 from bridle.console import ProgressLine, clock
 from bridle.data.listing.columns import Lazy
 from bridle.data.listing.items import Inputs, Item, Items, find_inputs
+from bridle.data.loading.worker_pool import note_unprotected
 from bridle.data.modality import settings_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.infer.features import FeatureSpec
@@ -264,6 +265,8 @@ def compute_items(
     stop: StopRequest,
 ) -> None:
     """Compute items in order and give their rows to the writer."""
+    if options.workers == 0:
+        note_unprotected()
     rate = ProgressRate(files=len(items), tokens_per_second=task.header.tokens_per_second)
     name, pooled = task.columns[0].name, task.header.pooled
     mean = MeanCollector(model.geometry, task.header.axis)

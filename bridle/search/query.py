@@ -107,8 +107,8 @@ class Index:
             )
         itself = {n for n, entry in enumerate(self.items) if entry.is_file(path)}
         if by == "features":
-            z = self.model.encode_file(path, **self.settings.features._asdict()).z
-            best = self.nearest(unit(z - self.mean), k=k, without=itself)
+            (found,) = self.model.encode_files([path], workers=1, **self.settings.features._asdict())
+            best = self.nearest(unit(found.z - self.mean), k=k, without=itself)
         else:
             best = top(self.code_scores(path), k=k, without=itself)
         return Found(path, by, [Hit(score, self.items[n]) for n, score in best], len(itself))
@@ -125,7 +125,7 @@ class Index:
 
     def code_scores(self, path: Path) -> NDArray[np.float64]:
         """(N,) cosine of the n-grams of a file's codes with those of every file."""
-        found = self.model.tokenize_file(path)
+        (found,) = self.model.tokenize_files([path], workers=1)
         terms = terms_of(found.codes, found.positions, lines_of(self.model))
         with self._explained():
             return self.grams.scores(terms, len(self.items))

@@ -9,7 +9,6 @@ Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -20,10 +19,10 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from bridle import distributed, failpoints
+from bridle import failpoints
 from bridle.data.loading.order import Order
 from bridle.data.loading.watchdog import watched
-from bridle.data.loading.worker_pool import map_in_order
+from bridle.data.loading.worker_pool import map_in_order, note_unprotected
 from bridle.data.sources import Sample, Source, class_shares
 from bridle.errors import DataError, UsageError
 from bridle.seeding import generator, mix
@@ -251,8 +250,8 @@ def measure(
     chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
     count, n, reason = 0, 0, ""
     mean = squares = torch.zeros((), dtype=torch.float64)
-    if workers == 0:
-        note_unprotected(source)
+    if workers == 0 and reads_files(source):
+        note_unprotected()
     spreads = map_in_order(partial(spread, source, grid), chosen, workers=workers, records=(Spread,))
     for done, found in enumerate(spreads, start=1):
         if tell is not None:
@@ -308,24 +307,9 @@ def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tens
 
 def made(maker: BatchMaker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Generator[Batch, None, None]:
     """The batches of the draws, in order."""
-    if workers == 0:
-        note_unprotected(maker.source)
+    if workers == 0 and reads_files(maker.source):
+        note_unprotected()
     return map_in_order(maker, draws, workers=workers, records=(Batch, BadSample), pin_memory=pin_memory)
-
-
-def note_unprotected(source: Source) -> None:
-    """Say, once in a process, that files are decoded in it."""
-    global noted  # noqa: PLW0603 - once
-    if noted or not reads_files(source) or distributed.rank():
-        return
-    noted = True
-    sys.stderr.write(
-        "data.workers=0: files are decoded in this process; one that makes its decoder crash or hang ends the run. "
-        "With data.workers=1 it is left out and listed.\n"
-    )
-
-
-noted = False
 
 
 def require_even_shares(batch: int, world_size: int, *, key: str = "the batch") -> None:

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from bridle.console import ProgressLine
 from bridle.data.loading.messages import MALFORMED, Record, receive
 from bridle.data.loading.worker_process import PREFETCH, WorkerProcess
 from bridle.errors import DataError
@@ -128,6 +129,20 @@ class WorkerPool(Generic[Item, Result]):
             )
         self.retries.extendleft((number, item) for number, (item, _) in reversed(worker.waiting.items()))
         self.workers[self.workers.index(worker)] = WorkerProcess(self.function)
+
+
+def note_unprotected() -> None:
+    """Say, once in a process, that files are decoded in it."""
+    global noted  # noqa: PLW0603 - once
+    if not noted:
+        noted = True
+        ProgressLine().note(
+            "no data workers: files are decoded in this process, and one that makes its decoder crash or hang ends it. "
+            "With data.workers=1 (--workers 1) such a file is left out and listed."
+        )
+
+
+noted = False
 
 
 @contextmanager

@@ -27,8 +27,7 @@ from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.source import Recordings
 from bridle.data.image.source import Images
 from bridle.data.listing.table import Listing
-from bridle.data.loading import loader as loader_module
-from bridle.data.loading import watchdog
+from bridle.data.loading import watchdog, worker_pool
 from bridle.data.loading.loader import Batch, Loader, sequential
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.loading.worker_process import start_context
@@ -257,7 +256,7 @@ def test_constant_samples_that_come_from_no_file_are_their_owners_business() -> 
 def test_one_line_says_that_no_worker_protects_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loader_module, "noted", False)
+    monkeypatch.setattr(worker_pool, "noted", False)
     epoch(Owned(), workers=0)
     source = pictures(tmp_path)
     epoch(source, workers=1)
@@ -265,7 +264,7 @@ def test_one_line_says_that_no_worker_protects_the_run(
     epoch(source, workers=0)
     list(sequential(source, batch=4, mean=[0.0], std=[1.0]))
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("data.workers=0: files are decoded in this process")
+    assert line.startswith("no data workers: files are decoded in this process")
 
 
 def test_a_run_that_was_paused_and_goes_on_gives_its_files_time(monkeypatch: pytest.MonkeyPatch) -> None:
