@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import shutil
 from collections.abc import Iterator
+from pathlib import Path
+
+from bridle.errors import ConfigError
+from bridle.files import free_bytes
+from bridle.machine import make_bf16_safe
 
 PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "pillow", "soundfile", "soxr", "av", "scikit-learn")
 EXTRAS = ("tensorboard", "faiss-cpu", "vector-quantize-pytorch")
@@ -24,8 +28,7 @@ def examine() -> Iterator[tuple[str, str]]:
     yield "devices", _devices()
     yield "threads", f"torch {torch.get_num_threads()}, cores {os.cpu_count()}"
     yield "codecs", _codecs()
-    free = shutil.disk_usage(".").free
-    yield "disk", f"{free / 1e9:.1f} GB free in the current folder"
+    yield "disk", f"{free_bytes(Path()) / 1e9:.1f} GB free in the current folder"
 
 
 def _version(name: str) -> str:
@@ -36,9 +39,6 @@ def _version(name: str) -> str:
 
 
 def _bf16() -> str:
-    from bridle.errors import ConfigError
-    from bridle.machine import make_bf16_safe
-
     try:
         return make_bf16_safe()
     except ConfigError as error:

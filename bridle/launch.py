@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.errors import BridleError, UsageError, quoted
+from bridle.machine import usable_cores
 
 # What --slurm takes, and the name submitit has for it.
 SLURM_KEYS = {
@@ -96,9 +97,8 @@ def run_here(place: Place, command: Sequence[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it tells is told below, shorter
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // place.devices)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.devices)))
     try:
         torchrun.run(torchrun.parse_args(torchrun_arguments(place, command)))
     except ChildFailedError as failed:

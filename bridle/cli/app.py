@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from bridle.console import is_first_process, screen
 from bridle.errors import BridleError, Interrupted
 
 app = typer.Typer(
@@ -33,7 +34,7 @@ app.add_typer(data_app, name="data", rich_help_panel=START)
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as encoder.depth=6.")
 ]
-RunFolder = Annotated[
+RunArgument = Annotated[
     Path,
     typer.Argument(metavar="RUN", help="A run directory, an exported folder, digits-tiny, or owner/name on the hub."),
 ]
@@ -95,11 +96,11 @@ def show_results(
 
     if not is_first_process():
         return
-    screen = console()
+    terminal = screen()
     found = read_run(run, results=results)
     for table in (results_table([found]), few_shot_table(found.results)):
         if table is not None:
-            screen.print(table)
+            terminal.print(table)
     if (run / results).is_file():
         typer.echo(f"wrote {run / results}")
     where = [] if on is None else ["--on", on]
@@ -122,22 +123,7 @@ def show_written(written: Any, *, reader: str) -> None:
     typer.echo(f"Next:  in Python, bridle.{reader}({str(written.out)!r})")
 
 
-def console() -> Any:
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-
-
-def all_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 SHARED_COMMANDS = frozenset({"pretrain", "finetune", "probe", "knn", "tokenize", "embed"})
-
-
-def is_first_process() -> bool:
-    """Does this process print results? Of several that torchrun started, one does."""
-    return int(os.environ.get("WORLD_SIZE", "1")) < 2 or os.environ.get("RANK", "0") == "0"
 
 
 def say_last(text: str) -> None:

@@ -8,8 +8,10 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import Overrides, all_cores, console, data_app
+from bridle.cli.app import Overrides, data_app
+from bridle.console import counting, screen
 from bridle.errors import DataError
+from bridle.machine import usable_cores
 
 
 @data_app.command("check")
@@ -35,24 +37,24 @@ def data_check(
     """
     from bridle.data.inspect.check import check_folder
     from bridle.data.listing.layouts import tell_layout
-    from bridle.report.data_tables import check_lines, findings_table, following
+    from bridle.report.data_tables import check_lines, findings_table
 
     if path.is_dir() and tell_layout(path) == "shards":
-        show_shard_check(path, out=out, workers=all_cores() if workers is None else workers, strict=strict)
+        show_shard_check(path, out=out, workers=usable_cores() if workers is None else workers, strict=strict)
         return
-    with following("checked", "files") as tell:
+    with counting("checked", "files") as tell:
         report = check_folder(
             path,
             kind=kind,
             rate=rate,
             shortest=shortest,
             frames=frames,
-            workers=all_cores() if workers is None else workers,
+            workers=usable_cores() if workers is None else workers,
             out=out,
             tell=tell,
         )
     if (table := findings_table(report)) is not None:
-        console().print(table)
+        screen().print(table)
         typer.echo()
     for line in check_lines(report):
         typer.echo(line)
@@ -78,18 +80,18 @@ def data_stats(
     """
     from bridle.config import load_config
     from bridle.data.inspect.statistics import guess_modality, measure_data
-    from bridle.report.data_tables import availability_table, following, statistics_lines
+    from bridle.report.data_tables import availability_table, statistics_lines
 
     name, *settings = (recipe,) if recipe else guess_modality(path).own_recipe
     settings += [*(overrides or []), f"data.manifest={path}" if path.is_file() else f"data.root={path}"]
     config = load_config(name, settings)
-    with following("measured", "items") as tell:
-        found = measure_data(config, limit=limit, workers=all_cores() if workers is None else workers, tell=tell)
+    with counting("measured", "items") as tell:
+        found = measure_data(config, limit=limit, workers=usable_cores() if workers is None else workers, tell=tell)
     typer.echo(f"recipe    {name}{'' if recipe else ' (by the names of the files)'}")
     for line in statistics_lines(found):
         typer.echo(line)
     if (table := availability_table(found)) is not None:
-        console().print(table)
+        screen().print(table)
     command = ["bridle", "pretrain", name, *settings, *found.overrides(), "--out", "runs/NAME"]
     typer.echo(f"Next:  {shlex.join(command)}")
 
@@ -98,9 +100,8 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
     """`data check` for a folder of shards."""
     from bridle.data.inspect.check import rows_to
     from bridle.data.shards.verify import check_shards
-    from bridle.report.data_tables import following
 
-    with following("checked", "shards") as tell:
+    with counting("checked", "shards") as tell:
         found = check_shards(path, workers=workers, tell=tell)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
@@ -140,12 +141,11 @@ def data_shard(
     """
     from bridle.data.shards.gather import files_to_shard
     from bridle.data.shards.writer import SKIPPED, write_shards
-    from bridle.report.data_tables import following
 
     todo = files_to_shard(path, source=source)
     for note in todo.found.notes:
         typer.echo(f"note: {note}", err=True)
-    with following("wrote", "samples") as tell:
+    with counting("wrote", "samples") as tell:
         done = write_shards(
             todo.found,
             source=todo.modality.name,
@@ -153,7 +153,7 @@ def data_shard(
             root=todo.root,
             out=out,
             shard_mb=shard_mb,
-            workers=all_cores() if workers is None else workers,
+            workers=usable_cores() if workers is None else workers,
             tell=tell,
         )
     parts = ", ".join(f"{count:,} {split}" for split, count in done.samples.items())

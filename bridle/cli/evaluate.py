@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import EVALUATE, On, Overrides, RunFolder, app, console, here, is_first_process, show_results
+from bridle.cli.app import EVALUATE, On, Overrides, RunArgument, app, here, show_results
+from bridle.console import is_first_process, screen
 from bridle.errors import UsageError
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not use the feature cache in RUN/cache.")]
@@ -15,7 +16,7 @@ NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not use the featur
 
 @app.command(rich_help_panel=EVALUATE)
 def probe(
-    run: RunFolder,
+    run: RunArgument,
     overrides: Overrides = None,
     shots: Annotated[
         str | None, typer.Option(help="Few-shot probe with so many labels per class, such as 1,5,10.")
@@ -63,7 +64,7 @@ def show_curve(run: Path, path: Path) -> None:
     if not is_first_process():
         return
     found = read_results(path)
-    console().print(curve_table(found))
+    screen().print(curve_table(found))
     drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
     typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
     if not drawn:
@@ -71,7 +72,7 @@ def show_curve(run: Path, path: Path) -> None:
 
 
 @app.command(rich_help_panel=EVALUATE)
-def knn(run: RunFolder, overrides: Overrides = None, on: On = None, no_cache: NoCache = False) -> None:
+def knn(run: RunArgument, overrides: Overrides = None, on: On = None, no_cache: NoCache = False) -> None:
     """Score frozen features with k nearest neighbours, k chosen on validation items; also retrieval mAP.
 
     Example:  bridle knn runs/c10 probe.items=5000
@@ -85,7 +86,7 @@ def knn(run: RunFolder, overrides: Overrides = None, on: On = None, no_cache: No
 
 @app.command(rich_help_panel=EVALUATE)
 def codebooks(
-    run: RunFolder,
+    run: RunArgument,
     overrides: Overrides = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="Only this iteration's tokenizer.")] = None,
     items: Annotated[int | None, typer.Option(min=1, help="At most so many samples; default: all.")] = None,
@@ -100,12 +101,12 @@ def codebooks(
 
     run = here(run)
     path = examine_run(run, overrides or [], iteration=iteration, items=items)
-    evaluations, screen = read_results(path).evaluations, console()
+    evaluations, terminal = read_results(path).evaluations, screen()
     for entry in evaluations:
-        screen.print(codebook_table(entry))
+        terminal.print(codebook_table(entry))
         for line in verdict_lines(entry):
-            screen.print(line)
-        screen.print()
+            terminal.print(line)
+        terminal.print()
     written = write_codebook_figures(evaluations, run / "figures")
     typer.echo(f"wrote {path} and {len(written)} figures in {run / 'figures'}")
     typer.echo(f"Next:  bridle report {run}")

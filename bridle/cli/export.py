@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import SHARE, Overrides, RunFolder, app
+from bridle.cli.app import SHARE, Overrides, RunArgument, app
 
 Replace = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
 
@@ -22,7 +22,7 @@ Folder = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 
 @app.command(rich_help_panel=SHARE)
 def export(
-    run: RunFolder,
+    run: RunArgument,
     out: Folder,
     iteration: Iteration = None,
     onnx: Onnx = False,

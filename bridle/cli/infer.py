@@ -7,17 +7,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from bridle.cli.app import (
-    USE,
-    Overrides,
-    RunFolder,
-    app,
-    console,
-    here,
-    is_first_process,
-    make_precision_safe,
-    show_written,
-)
+from bridle.cli.app import USE, Overrides, RunArgument, app, here, make_precision_safe, show_written
+from bridle.console import is_first_process, screen
 from bridle.errors import UsageError
 
 InputNames = Annotated[
@@ -66,7 +57,7 @@ def feature_spec(model: Any, pool: str, axis: int | None, deviation: bool, layer
 
 @app.command(rich_help_panel=USE)
 def tokenize(
-    run: RunFolder,
+    run: RunArgument,
     inputs: InputNames,
     out: ResultFile,
     stages: Annotated[int | None, typer.Option(min=1, help="Only the first codebooks.")] = None,
@@ -101,7 +92,7 @@ def tokenize(
 
 @app.command(rich_help_panel=USE)
 def embed(
-    run: RunFolder,
+    run: RunArgument,
     inputs: InputNames,
     out: ResultFile,
     pool: PoolName = "probe",
@@ -138,7 +129,7 @@ def embed(
 
 @app.command(rich_help_panel=USE)
 def detokenizer(
-    run: RunFolder,
+    run: RunArgument,
     overrides: Overrides = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="Codes of this iteration instead of the last.")] = None,
 ) -> None:
@@ -151,7 +142,7 @@ def detokenizer(
     result = detokenizer_run(here(run), overrides or [], iteration=iteration)
     if not is_first_process():
         return
-    console().print(reconstruction_table(read_result(result)))
+    screen().print(reconstruction_table(read_result(result)))
     typer.echo(f"wrote {result}")
     typer.echo(
         f"Next:  bridle tokenize {run} INPUT --out codes.npz   ·   bridle detokenize {run} codes.npz --out decoded"
@@ -160,7 +151,7 @@ def detokenizer(
 
 @app.command(rich_help_panel=USE)
 def detokenize(
-    run: RunFolder,
+    run: RunArgument,
     codes: Annotated[Path, typer.Argument(metavar="CODES", help="What `bridle tokenize` wrote with this run.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for the decoded files.")],
     stages: Annotated[int | None, typer.Option(min=1, help="Decode only the first codebooks.")] = None,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.app import TRAIN, Overrides, app, console
+from bridle.cli.app import TRAIN, Overrides, app
+from bridle.console import plain_table, screen
 from bridle.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,28 +52,24 @@ def plan(
 
 def show_plan(found: Plan) -> None:
     """The plan as tables; every estimate stands under a heading that says so."""
-    from rich.table import Table
 
-    screen = console()
+    terminal = screen()
     known = "unknown" if found.samples is None else f"{found.samples:,}"
-    screen.print(f"{found.name} on {found.devices} × {found.device.name}, {known} samples\n", markup=False)
-    modules = Table("module", "parameters", title="Weights and saved buffers", **_plain())
+    terminal.print(f"{found.name} on {found.devices} × {found.device.name}, {known} samples\n", markup=False)
+    modules = plain_table("module", "parameters", title="Weights and saved buffers", title_justify="left")
     for name, count in found.parameters.items():
         modules.add_row(name, scaled(count))
-    screen.print(modules)
+    terminal.print(modules)
     for title, rows in _tables(found).items():
-        table = Table("", *(f"iter{p.iteration} {p.name}" for p in found.phases), title=title, **_plain())
+        phases = (f"iter{p.iteration} {p.name}" for p in found.phases)
+        table = plain_table("", *phases, title=title, title_justify="left")
         for label, cells in rows.items():
             table.add_row(label, *cells)
-        screen.print()
-        screen.print(table)
-    screen.print()
+        terminal.print()
+        terminal.print(table)
+    terminal.print()
     for line in conclusions(found):
-        screen.print(line, markup=False, soft_wrap=True)
-
-
-def _plain() -> dict[str, Any]:
-    return {"box": None, "header_style": "bold", "pad_edge": False, "title_justify": "left"}
+        terminal.print(line, markup=False, soft_wrap=True)
 
 
 def _tables(found: Plan) -> dict[str, dict[str, list[str]]]:

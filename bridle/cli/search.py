@@ -7,14 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from bridle.cli.app import USE, RunFolder, app, console
+from bridle.cli.app import USE, RunArgument, app
 from bridle.cli.infer import Layer, PoolAxis, PoolDeviation, PoolName, Workers, feature_spec
+from bridle.console import plain_table, screen
 from bridle.errors import UsageError
 
 
 @app.command(rich_help_panel=USE)
 def index(
-    run: RunFolder,
+    run: RunArgument,
     corpus: Annotated[
         list[str],
         typer.Argument(metavar="CORPUS...", help="Files, folders, 'patterns' or manifests (.csv .tsv .jsonl)."),
@@ -87,35 +88,34 @@ def search(
 
 
 def _show_hits(found: Any) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from bridle.infer.files import name_of
 
-    screen = console()
-    screen.print(Text(f"like {name_of(found.query)}, by {found.by}"))
-    table = Table("score", "file", "label", box=None, header_style="bold", pad_edge=False)
+    terminal = screen()
+    terminal.print(Text(f"like {name_of(found.query)}, by {found.by}"))
+    table = plain_table("score", "file", "label")
     for hit in found.hits:
         # As plain text: a name with brackets is no markup.
         table.add_row(f"{hit.score:.3f}", Text(hit.entry.name), Text(", ".join(hit.entry.labels)))
-    screen.print(table)
+    terminal.print(table)
     if found.itself:
-        screen.print(f"left out: {found.itself} file{'s' if found.itself > 1 else ''} with the query's path or content")
+        terminal.print(
+            f"left out: {found.itself} file{'s' if found.itself > 1 else ''} with the query's path or content"
+        )
 
 
 def _evaluate(opened: Any, samples: int) -> None:
-    from rich.table import Table
-
     from bridle.search.quality import measure_quality, write_quality
 
     measured = measure_quality(opened, queries=samples)
-    table = Table("by", "mAP %", "95 %", "first hit %", "chance mAP %", box=None, header_style="bold", pad_edge=False)
+    table = plain_table("by", "mAP %", "95 %", "first hit %", "chance mAP %")
     for one in measured:
         low, high = (f"{100 * end:.1f}" for end in one.interval)
         shares = (one.mean_average_precision, one.precision_at_1, one.chance)
         score, first, chance = (f"{100 * share:.1f}" for share in shares)
         table.add_row(one.by, score, f"{low}–{high}", first, chance)
-    console().print(table)
+    screen().print(table)
     typer.echo(f"{measured[0].queries:,} queries among {measured[0].files:,} files")
     typer.echo(f"wrote {write_quality(opened, measured)}")
 

@@ -15,14 +15,13 @@ from bridle.cli.app import (
     TRAIN,
     On,
     Overrides,
-    RunFolder,
+    RunArgument,
     app,
-    console,
     here,
-    is_first_process,
     make_precision_safe,
     show_results,
 )
+from bridle.console import is_first_process, screen
 from bridle.errors import UsageError
 
 
@@ -49,17 +48,16 @@ def recipes() -> None:
 
     Example:  bridle recipes
     """
-    from rich.table import Table
-
     from bridle.config import load_config, recipe_names
+    from bridle.console import plain_table
 
-    table = Table("recipe", "size", "input", "patch", "what", box=None, header_style="bold", pad_edge=False)
+    table = plain_table("recipe", "size", "input", "patch", "what")
     for name in recipe_names():
         config = load_config(name)
         sizes = ("×".join(map(str, axis)) for axis in (config.geometry.input, config.geometry.patch))
         table.add_row(name, config.size, *sizes, config.summary)
-    console().print(table)
-    console().print("\nNext:  bridle show RECIPE   or   bridle pretrain RECIPE data.root=… --out runs/NAME")
+    screen().print(table)
+    screen().print("\nNext:  bridle show RECIPE   or   bridle pretrain RECIPE data.root=… --out runs/NAME")
 
 
 @app.command(rich_help_panel=START)
@@ -108,7 +106,7 @@ def pretrain(
 
 @app.command(rich_help_panel=EVALUATE)
 def finetune(
-    run: RunFolder,
+    run: RunArgument,
     overrides: Overrides = None,
     iteration: Annotated[
         int | None, typer.Option(min=1, help="Start from this iteration's encoder; default: the last.")
@@ -123,11 +121,11 @@ def finetune(
               bridle finetune runs/as2m --on esc50 data.root=PATH
     """
     from bridle.config import load_config
-    from bridle.runs.folder import RunFolder as Folder
+    from bridle.runs.folder import RunFolder
 
     run = here(run)
-    if Folder(run).exists():
-        settings = Folder(run).config(overrides or []) if on is None else load_config(on, overrides or [])
+    if RunFolder(run).exists():
+        settings = RunFolder(run).config(overrides or []) if on is None else load_config(on, overrides or [])
         make_precision_safe(settings.runtime.precision)
     from bridle.evaluate.finetune import finetune_run
     from bridle.report.tables import finetune_table
@@ -139,7 +137,7 @@ def finetune(
         return
     results = read_results(path)
     if (table := finetune_table(results)) is not None:
-        console().print(table)
+        screen().print(table)
     typer.echo(f"wrote {path}")
     again = shlex.join(["bridle", "finetune", str(run), *(["--on", on] if on else []), *(overrides or [])])
     scratch = any(entry.start == "scratch" for entry in results.evaluations)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.config import Config
-from bridle.console import ProgressLine, clock
+from bridle.console import ProgressLine, eta
 from bridle.data.digests import data_digest
 from bridle.data.loading.loader import Batch, Loader, sequential
 from bridle.data.modality import settings_of
@@ -111,4 +111,4 @@ class Collector:
         """A progress line for work that takes longer than a few seconds."""
         if (spent := time.monotonic() - began) > QUIET_SECONDS:
             text = f"{what} {done:,}/{total:,}"
-            self.progress.show(f"{text} · ETA {clock(spent / done * (total - done))}", text)
+            self.progress.show(f"{text} · {eta(done, total, spent)}", text)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bridle import distributed
 from bridle.config import Config, differences, with_absolute_paths
-from bridle.console import ProgressLine
+from bridle.console import ProgressLine, plain_table
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, require_even_shares, sequential
 from bridle.data.modality import modality_of
@@ -250,7 +250,7 @@ def read_result(path: Path) -> Reconstruction:
 
 def reconstruction_table(found: Reconstruction) -> Table:
     """The errors as a table for the terminal."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for heading in ("stages", "bits a token", "explained %", "PSNR dB", "log-spectral distance dB"):
         table.add_column(heading, justify="right")
     for row in found.by_stages:

@@ -19,7 +19,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from bridle import distributed
-from bridle.console import ProgressLine, clock
+from bridle.console import ProgressLine, clock, eta
 from bridle.data.listing.columns import Lazy
 from bridle.data.listing.items import Inputs, Item, Items, find_inputs
 from bridle.data.loading.worker_pool import note_unprotected
@@ -316,5 +316,5 @@ class ProgressRate:
             seconds = self.tokens / self.tokens_per_second  # of what was recorded
             shown.append(f"{clock(seconds)} read, {seconds / passed:.0f}× realtime")
         if 0 < self.done < self.files:
-            shown.append(f"ETA {clock((self.files - self.done) * passed / self.done)}")
+            shown.append(eta(self.done, self.files, passed))
         return " · ".join(shown)

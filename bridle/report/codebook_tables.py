@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
+from bridle.console import plain_table
 from bridle.report.plots import code_norm_files, code_usage_files
 from bridle.runs.results import Evaluation, StageHealth
 
@@ -16,7 +17,7 @@ COLORS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 def codebook_table(entry: Evaluation) -> Table:
     """One column per stage and one row per quantity, so that four stages fit 80 columns."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     table.add_column(f"iteration {entry.iteration}")
     for stage in entry.codebooks:
         table.add_column(f"stage {stage.stage}", justify="right")

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
+from bridle.console import plain_table
 from bridle.report.runs import decimal, percent, thousands
 from bridle.report.svg import FONT_SIZE, LIGHT, Theme, drawing, legend, png, quiet, svg
 from bridle.runs.results import Results, Scores
@@ -47,7 +48,7 @@ def curve_of(results: Results) -> list[Point]:
 
 def curve_table(results: Results) -> Table:
     """The same for a terminal."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     for head in ("iteration", "step", "CPU min", "probe %"):
         table.add_column(head, justify="right")
     for point in curve_of(results):

@@ -2,57 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from math import prod
 
 from rich.markup import escape
 from rich.table import Table
 
-from bridle.console import ProgressLine, clock
+from bridle.console import clock, plain_table
 from bridle.data.inspect.check import Lengths, Report
 from bridle.data.inspect.findings import UNUSABLE
 from bridle.data.inspect.statistics import ClassSizes, Statistics, numbers
-from bridle.errors import Interrupted
 
 MOST = 5  # rates and sizes that are named
-REFRESH = 0.1  # seconds between two states of the live line
-
-
-@contextmanager
-def following(verb: str, things: str) -> Iterator[Callable[[int, int], None]]:
-    """A function that shows progress, called as tell(done, total): count, rate, time to go; Ctrl-C tells how far."""
-    line, first, shown, state = ProgressLine(), 0.0, 0.0, f"{verb} nothing"
-
-    def tell(done: int, total: int) -> None:
-        nonlocal first, shown, state
-        now = time.monotonic()
-        if done == 1:
-            first = now  # starting the workers took its time, which says nothing about the rate
-        elif done < total and now - shown < REFRESH:
-            return
-        rate = (done - 1) / max(now - first, 1e-3)
-        shown, state = now, f"{verb} {done:,}/{total:,} {things}"
-        if done == total:
-            line.show(f"{state} in {clock(now - first)}", state, final=True)
-        elif rate > 0:
-            line.show(f"{state} · {rate:,.0f}/s · ETA {clock((total - done) / rate)}", state)
-
-    try:
-        yield tell
-    except KeyboardInterrupt:
-        raise Interrupted(f"stopped by Ctrl-C: {state}", exit_code=130) from None
-    finally:
-        if line.open_line:
-            line.stream.write("\n")
 
 
 def findings_table(report: Report) -> Table | None:
     """Files by finding, the fatal ones first, each with its first examples; None if all is well."""
     if not report.findings:
         return None
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     table.add_column("finding", no_wrap=True)
     table.add_column("files", justify="right", no_wrap=True)
     table.add_column("for example", overflow="fold")
@@ -124,7 +92,7 @@ def availability_table(found: Statistics) -> Table | None:
     """Which share of AudioSet's lists is on disk; None for other data."""
     if found.available is None:
         return None
-    table = Table("segments", box=None, header_style="bold", pad_edge=False)
+    table = plain_table("segments")
     for heading in ("listed", "found", "share"):
         table.add_column(heading, justify="right")
     for entry in found.available.segments:

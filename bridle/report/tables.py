@@ -8,6 +8,7 @@ from typing import NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
+from bridle.console import plain_table
 from bridle.evaluate.significance import compare
 from bridle.report.runs import RunSummary, decimal, percent
 from bridle.runs.results import BASELINES, Evaluation, Results, Score, Scores
@@ -37,7 +38,7 @@ def results_table(runs: Sequence[RunSummary]) -> Table | None:
     The best row of each data set is bold.
     """
     columns = _columns([named.entry for run in runs for named in rows_of(run.results)], runs)
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     table.add_column("features of")
     for column in columns:
         table.add_column(column.heading, justify="right" if column.number else "left")
@@ -140,7 +141,7 @@ def few_shot_table(results: Results) -> Table | None:
         return None
     shots, short = sorted({score.shots or 0 for score in every}), max(score.short for score in every)
     note = FEW_SHOT_NOTE + (f"; of {short} classes with too few items all were taken" if short else "")
-    table = Table(box=None, header_style="bold", pad_edge=False, caption=note, caption_justify="left")
+    table = plain_table(caption=note, caption_justify="left")
     table.add_column(f"few labels, {max(len(score.draws) for score in every)} draws")
     for n in shots:
         table.add_column(f"{n} per class, %", justify="right")
@@ -206,7 +207,7 @@ def finetune_table(results: Results) -> Table | None:
     main = rows[0][1].name
     beside = SINGLE if main == "accuracy" else MULTILABEL
     shown = [column for column in beside if any(getattr(scores, column[0]) is not None for _, scores in rows)]
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    table = plain_table()
     table.add_column("fine-tuned from")
     for heading in (f"{main} %", *(heading for _, heading, _ in shown), "items", "minutes"):
         table.add_column(heading, justify="right")
