@@ -15,7 +15,7 @@ from bridle.errors import CheckpointError, DataError, UsageError
 
 PACKAGE = Path(bridle.__file__).parent
 RESERVED = re.compile(
-    r"os\.(replace|rename)\(|\.rename\(|(temporary|part|partial|\bpath|mended)\.replace\(|fsync|flock|file_digest"
+    r"os\.(replace|rename)\(|\.rename\(|\b(temporary|part|partial|path|own|mended)\.replace\(|fsync|flock|file_digest"
 )
 
 

@@ -29,6 +29,7 @@ from bridle.config import Config
 from bridle.config.training_schema import FinetuneConfig, ProbeConfig
 from bridle.data.modality import modality_of
 from bridle.errors import CheckpointError
+from bridle.files import publish_file
 from bridle.runs.checkpoint import write_json
 from bridle.runs.folder import RunFolder
 from bridle.seeding import mix
@@ -464,10 +465,10 @@ def _make_way(path: Path, header: Results) -> None:
     assert header.protocol is not None
     known = read_results(path).protocol if path.exists() else None
     if known is not None and known != header.protocol:
-        path.replace(path.with_stem(f"{path.stem}-{known.digits}"))
+        publish_file(path, path.with_stem(f"{path.stem}-{known.digits}"))
     own = path.with_stem(f"{path.stem}-{header.protocol.digits}")
     if own.exists() and not path.exists():
-        own.replace(path)
+        publish_file(own, path)
     if path.exists() and read_results(path).protocol != header.protocol:
         path.unlink()  # the data has changed since, or nobody knows how it was measured
 
