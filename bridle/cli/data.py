@@ -139,8 +139,7 @@ def data_shard(
 
     Example:  bridle data shard photos/ --out photo-shards --shard-mb 64
     """
-    from bridle.data.shards.gather import files_to_shard
-    from bridle.data.shards.writer import SKIPPED, write_shards
+    from bridle.data.shards.writer import SKIPPED, files_to_shard, write_shards
 
     todo = files_to_shard(path, source=source)
     for note in todo.found.notes:

@@ -1,9 +1,10 @@
 """Data: from files, tensors or a torch Dataset to the batches of a step.
 
-sources    what a data set is: samples by index, splits         order    which sample comes when
-memory     tensors and torch datasets as sources                loader   batches, normalisation, moments
-folders    train, test and classes in folders of files          workers  the processes that load
-image, signal, audio    files of each kind                      demo, synth    the embedded data sets
+modality    one record per kind of data, and the registry        listing/     which files, which labels
+sources     what a data set is: samples by index, splits         shards/      files packed into tar
+build       from a config to a data set or a reader              loading/     order, batches, worker pool, cache
+inspect/    checks and statistics of files                       embedded/    data sets that come with the package
+audio/ image/ video/ arrays/    from a file to a sample
 """
 
 from bridle.data.arrays.memory import DatasetSource, TensorSource

@@ -126,7 +126,14 @@ def read_tar(folder: Path) -> None:
 
 
 def read_npy(folder: Path) -> None:
-    path = folder / "file.npy"
+    read_signal(folder / "file.npy")
+
+
+def read_npz(folder: Path) -> None:
+    read_signal(folder / "file.npz")
+
+
+def read_signal(path: Path) -> None:
     np.array(as_channels(read_array(path)[0], path, channels=1)[:, :500], dtype=np.float32)
 
 
@@ -177,6 +184,10 @@ SPECIMENS: dict[str, Specimen] = {
     "mkv": film("mkv", codec="libx264"),
     "webm": film("webm", codec="libvpx-vp9"),
     "gif": film("gif", codec="gif", pixels="rgb8"),
+    "npz": Specimen(
+        lambda folder: np.savez_compressed(folder / "file.npz", x=noise().standard_normal((1, 500)), sample_rate=50.0),
+        read_npz,
+    ),
     "npy": Specimen(
         lambda folder: np.save(folder / "file.npy", noise().standard_normal((1, 500)).astype(np.float32)), read_npy
     ),

@@ -57,7 +57,7 @@ class Track(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class Excerpt(NamedTuple):
     """Some of a clip, or all of it."""
 
     wave: Tensor  # (N,)
@@ -83,7 +83,7 @@ def read_part(
     size: int,
     whole: int,
     choose: Callable[[int], int],
-) -> Part:
+) -> Excerpt:
     """Of the clip from `start` to `end`: all of it if it has at most `whole` samples, else `size` of them.
 
     `choose` says for the clip's length (in samples, more than `whole`) where the part begins.
@@ -104,7 +104,7 @@ def read_part(
         counted = sum(map(len, stream_waveform(path, rate=rate)))
     if len(wave) == 0:
         raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
-    return Part(wave, whole=not part)
+    return Excerpt(wave, whole=not part)
 
 
 def stream_waveform(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
-from bridle.data.audio.decode import EXTENSIONS, Part, open_track, read_part, stream_waveform
+from bridle.data.audio.decode import EXTENSIONS, Excerpt, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
 from bridle.data.file_source import FileSource, open_splits
 from bridle.data.listing.table import DataListing, Listing, as_tuple
@@ -138,7 +138,7 @@ class Recordings(FileSource):
             wave = roll(wave, generator)
         return self.shape.cut_wave(wave, start_at)
 
-    def _reader(self, index: int, start_at: ChooseStart) -> Callable[[], Part]:
+    def _reader(self, index: int, start_at: ChooseStart) -> Callable[[], Excerpt]:
         """A call that decodes a clip: all of it where that is needed and it is not long, else what is shown of it."""
         start, end = self.span(index)
         return partial(
@@ -152,7 +152,7 @@ class Recordings(FileSource):
             choose=lambda samples: start_at(self.front.frames(samples) - self.shape.frames) * self.front.shift,
         )
 
-    def _trimmed(self, part: Part) -> Tensor:
+    def _trimmed(self, part: Excerpt) -> Tensor:
         return trimmed(part.wave, least=self.shape.least) if self.trim and part.whole else part.wave
 
     def _change(self, wave: Tensor, generator: torch.Generator) -> Tensor:

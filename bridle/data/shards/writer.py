@@ -1,4 +1,4 @@
-"""Writes tar shards from any data set of files; the reader is `shards`.
+"""Writes tar shards from any data set of files; see `reader` for reading them.
 
     OUT/train-000000.tar, …, OUT/test-000000.tar, …    samples in the order of the data set, labels beside them
     OUT/classes.txt                                    names of the classes, by number
@@ -20,14 +20,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bridle.data.inspect.statistics import guess_modality
+from bridle.data.listing.folders import files_below
+from bridle.data.listing.layouts import find_listing, tell_layout
 from bridle.data.listing.table import DataListing, Listing
 from bridle.data.listing.table_on_disk import FORMAT, build_at
 from bridle.data.loading.worker_pool import map_in_order
+from bridle.data.modality import Modality, all_extensions, file_modalities, file_modality
 from bridle.data.shards.packing import Group, Packed, entry_bytes, pack, rows_of
 from bridle.data.shards.reader import INDEX, scan_shards, shards_key, split_shards
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked as locked_file
-from bridle.files import replacing, sha256_of, sha256_of_json, write_json
+from bridle.files import replacing, sha256_of, sha256_of_json, stamp, write_json
 
 MANIFEST = "shards.json"
 RECORDS = ".records"
@@ -95,7 +99,7 @@ class Shards:
             groups = list(self.groups(job))
             wanted = sha256_of_json([FORMAT, self.extensions, [group.facts() for group in groups]])
             target = self.out / job.name
-            if known is not None and known.digest == wanted and size_of(target) == known.bytes:
+            if known is not None and known.digest == wanted and stamp(target)[0] == known.bytes:
                 return known
             with replacing(target) as part:
                 with part.open("wb") as file:
@@ -107,6 +111,32 @@ class Shards:
             return record
         except OSError as error:
             return error
+
+
+class Gathered(NamedTuple):
+    """A data set of files."""
+
+    found: DataListing
+    modality: Modality
+    root: Path
+
+
+def files_to_shard(path: Path, *, source: str | None) -> Gathered:
+    """The files of a folder or manifest; without `source` they are of the commonest modality.
+
+    Rows of a manifest that name files of another modality are left out when they are written, and listed as skipped.
+    """
+    if path.is_dir() and tell_layout(path) == "shards":
+        raise UsageError(f"{quoted(path)} holds shards already; give the folder or the list of the files themselves.")
+    modality = guess_modality(path) if source is None else file_modality(source, option="--source")
+    found = find_listing(path, extensions=modality.extensions)
+    if path.is_file():
+        return Gathered(found, modality, path.parent)
+    names = files_below(path, all_extensions(file_modalities())).names
+    if left := sum(not name.lower().endswith(modality.extensions) for name in names):
+        note = f"{left} files of {quoted(path)} are of another kind than {modality.name} and are left out."
+        found = found._replace(notes=(*found.notes, note))
+    return Gathered(found, modality, path)
 
 
 def write_shards(
@@ -280,7 +310,3 @@ def locked(out: Path) -> Iterator[None]:
             )
         (out / RECORDS).mkdir(exist_ok=True)
         yield
-
-
-def size_of(file: Path) -> int:
-    return file.stat().st_size if file.is_file() else -1

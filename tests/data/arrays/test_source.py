@@ -18,8 +18,7 @@ from bridle.data.file_source import open_splits
 from bridle.data.inspect.check import check_folder
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.table import Listing
-from bridle.data.shards.gather import files_to_shard
-from bridle.data.shards.writer import write_shards
+from bridle.data.shards.writer import files_to_shard, write_shards
 from bridle.data.sources import Measured, Splits, Viewed
 from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry

@@ -24,10 +24,9 @@ from bridle.data.build import open_data
 from bridle.data.listing.table_on_disk import VERIFIED
 from bridle.data.loading.loader import Loader
 from bridle.data.shards import writer as shards_writer
-from bridle.data.shards.gather import files_to_shard
 from bridle.data.shards.reader import find_shards
 from bridle.data.shards.verify import check_shards
-from bridle.data.shards.writer import Written, write_shards
+from bridle.data.shards.writer import Written, files_to_shard, write_shards
 from bridle.data.sources import Source
 from bridle.errors import ConfigError, DataError, UsageError
 
