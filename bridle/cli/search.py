@@ -106,9 +106,9 @@ def _show_hits(found: Any) -> None:
 
 
 def _evaluate(opened: Any, samples: int) -> None:
-    from bridle.search.quality import measure_quality, write_quality
+    from bridle.search.evaluate import evaluate_search, write_scores
 
-    measured = measure_quality(opened, queries=samples)
+    measured = evaluate_search(opened, queries=samples)
     table = plain_table("by", "mAP %", "95 %", "first hit %", "chance mAP %")
     for one in measured:
         low, high = (f"{100 * end:.1f}" for end in one.interval)
@@ -117,7 +117,7 @@ def _evaluate(opened: Any, samples: int) -> None:
         table.add_row(one.by, score, f"{low}–{high}", first, chance)
     screen().print(table)
     typer.echo(f"{measured[0].queries:,} queries among {measured[0].files:,} files")
-    typer.echo(f"wrote {write_quality(opened, measured)}")
+    typer.echo(f"wrote {write_scores(opened, measured)}")
 
 
 @app.command(rich_help_panel=USE)

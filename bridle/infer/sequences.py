@@ -160,12 +160,10 @@ def _undelayed(steps: Ids) -> Ids:
     T = S - M + 1
     if T < 1:
         raise DataError(f"a delayed sequence of {S} steps is cut off: it takes {M} steps to hold one token.")
-    outside = np.ones((S, M), dtype=bool)
-    for m in range(M):
-        outside[m : m + T, m] = False
-    if (steps[outside] != EMPTY).any():
+    found = np.stack([steps[m : m + T, m] for m in range(M)], axis=1)
+    if not np.array_equal(_delayed(found), steps):
         raise DataError("a delayed sequence is damaged: an id stands where the pattern leaves a gap.")
-    return np.stack([steps[m : m + T, m] for m in range(M)], axis=1)
+    return found
 
 
 class SequencesRecord(BaseModel):
@@ -211,6 +209,8 @@ def write_sequences(
         raise UsageError(f"--format {quoted(file_format)}: expected one of {', '.join(FILE_FORMATS)}.")
     if context is not None and context < 2:
         raise UsageError(f"--context {context}: a block needs at least 2 ids.")
+    if not paths:
+        raise UsageError("no file of codes is named; write one with `bridle tokenize`.")
     stored = [read_codes(path) for path in paths]
     _require_same_model(stored)
     vocabulary = make_vocabulary(stored[0].header.codebook_sizes, pattern)
@@ -239,8 +239,6 @@ def write_sequences(
 
 def _require_same_model(stored: Sequence[CodesFile]) -> None:
     """Raise UsageError if ids would mean different things."""
-    if not stored:
-        raise UsageError("no file of codes is named; write one with `bridle tokenize`.")
     first = stored[0]
     for other in stored[1:]:
         for key in ("model", "codebook_sizes"):
@@ -285,15 +283,15 @@ def _write(
 
 def _write_blocks(path: Path, blocks: Iterator[Ids], context: int, dtype: np.dtype[Any]) -> int:
     """(n, context) in numpy's format; n is known at the end, so the header is written twice, in the same room."""
-    descr, count = np.lib.format.dtype_to_descr(dtype), 0
+    described, count = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}, 0
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (10**12, context)})
+        np.lib.format.write_array_header_1_0(file, {**described, "shape": (10**12, context)})
         room = file.tell()
         for block in blocks:
             file.write(block.astype(dtype).tobytes())
             count += 1
         file.seek(0)
-        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (count, context)})
+        np.lib.format.write_array_header_1_0(file, {**described, "shape": (count, context)})
         if file.tell() != room:
             raise OSError(f"{path.name}: the final header is longer than the one before it")
     return count

@@ -58,7 +58,7 @@ class Index:
             raise UsageError(f"{quoted(folder)} is not finished; run the same `bridle index` command again.")
         self.run = run if run is not None else self.settings.run
         self.generation: Path = self.folder / self.settings.generation
-        with self._explained():
+        with self._one_line_errors():
             self.items = list(read_items(self.generation / ITEMS))
             if self.settings.base != os.getcwd():
                 self.items = [entry.relative_to(Path(self.settings.base)) for entry in self.items]
@@ -88,7 +88,7 @@ class Index:
 
     @cached_property
     def grams(self) -> Grams:
-        with self._explained():
+        with self._one_line_errors():
             grams = Grams(*(self._mapped(f"{name}.npy") for name in Grams._fields))
             if len(grams.ends) != len(grams.terms) + 1 or grams.ends[-1] != len(grams.docs):
                 raise ValueError("the arrays of n-grams do not fit each other")
@@ -127,7 +127,7 @@ class Index:
         """(N,) cosine of the n-grams of a file's codes with those of every file."""
         (found,) = self.model.tokenize_files([path], workers=1)
         terms = terms_of(found.codes, found.positions, lines_of(self.model))
-        with self._explained():
+        with self._one_line_errors():
             return self.grams.scores(terms, len(self.items))
 
     @cached_property
@@ -163,7 +163,7 @@ class Index:
         return found
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _one_line_errors(self) -> Iterator[None]:
         """Damage of any kind as one line."""
         try:
             yield

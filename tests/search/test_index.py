@@ -21,9 +21,9 @@ from bridle.infer.features import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.write import Options
 from bridle.search import index as indexing
+from bridle.search.evaluate import evaluate_search
 from bridle.search.index import IndexUpdate, update_index
 from bridle.search.page import write_page
-from bridle.search.quality import measure_quality
 from bridle.search.query import Index, open_index
 
 
@@ -121,7 +121,7 @@ def test_a_model_without_a_tokenizer_is_searched_by_features(corpus: Path, tmp_p
     opened = open_index(tmp_path / "index")
     opened.__dict__["model"] = model
     assert len(opened.search(corpus / "cat" / "00.png", k=3).hits) == 3
-    assert [one.by for one in measure_quality(opened)] == ["features"]
+    assert [one.by for one in evaluate_search(opened)] == ["features"]
     with pytest.raises(UsageError, match="has no codes, because its model has no tokenizer"):
         opened.search(corpus / "cat" / "00.png", by="codes")
 
@@ -241,13 +241,13 @@ def test_quality_of_perfect_labels_is_one(made: Index) -> None:
     twins = np.repeat(np.eye(6, made.vectors.shape[1], dtype=np.float32), 2, axis=0)
     made.vectors = twins
     made.items = [entry._replace(labels=(f"twin {n // 2}",)) for n, entry in enumerate(made.items)]
-    features, codes = measure_quality(made)
+    features, codes = evaluate_search(made)
     assert (features.by, features.mean_average_precision, features.precision_at_1) == ("features", 1.0, 1.0)
     assert codes.mean_average_precision < 1
     assert features.chance == pytest.approx(np.mean(1 / np.arange(1, 12)))  # one of eleven, at any rank alike
     made.items = [entry._replace(labels=()) for entry in made.items]
     with pytest.raises(UsageError, match="no two files with the same label"):
-        measure_quality(made)
+        evaluate_search(made)
 
 
 class Tags(HTMLParser):

@@ -9,8 +9,8 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import average_precision_score
 
+from bridle.search.evaluate import chance_precision, label_matrix, score_queries
 from bridle.search.ngrams import Lines, terms_of, weigh
-from bridle.search.quality import Relevance, _precisions, chance_precision
 
 GRID = (4, 3)
 SIZES = (5, 4)
@@ -58,20 +58,22 @@ def test_average_precision_of_queries_is_that_of_scikit_learn() -> None:
     random = np.random.default_rng(0)
     labels = [(f"class {n}",) for n in random.integers(0, 4, 30)]
     scores = np.round(random.random((30, 30)), 1)  # with ties
-    truth = Relevance(labels)
     queries = np.arange(30)
-    (found,) = _precisions(lambda part: scores[:, part], truth, queries)
+    found = score_queries(scores, label_matrix(labels), queries)
     for query in queries:
         others = [n for n in range(30) if n != query]
         relevant = [labels[n] == labels[query] for n in others]
         expected = average_precision_score(relevant, scores[others, query])
-        assert found.average[query] == pytest.approx(expected)
+        assert found.average_precision[query] == pytest.approx(expected)
 
 
 def test_files_with_several_labels_are_relevant_when_they_share_one() -> None:
-    truth = Relevance([("a", "b"), ("b",), ("c",), ()])
-    assert truth.of(np.array([0, 2])).T.tolist() == [[False, True, False, False], [False] * 4]
-    assert [truth.has_partner(n) for n in range(4)] == [True, True, False, False]
+    labels = label_matrix([("a", "b"), ("b",), ("c",), ()])
+    assert labels.tolist() == [[1, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]]
+    found = score_queries(np.array([[9, 9], [3, 3], [5, 5], [1, 1]]), labels, np.array([0, 2]))
+    assert found.relevant.tolist() == [1, 0]
+    assert found.average_precision[0] == 0.5  # behind a file with another label
+    assert not found.first_is_relevant.any()
 
 
 @pytest.mark.parametrize(("relevant", "count"), [(1, 1), (1, 5), (3, 8), (8, 8)])
