@@ -46,7 +46,7 @@ Pattern = Literal["interleaved", "delayed", "stage1"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
 Array = NDArray[Any]
 Ids = NDArray[np.int64]
-PutRow = Callable[[str, Ids], None]
+PutRow = Callable[[str, Ids], object]
 
 PAD, BOS, EOS, SEP, EMPTY = range(5)
 SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS, "sep": SEP, "empty": EMPTY}
@@ -79,7 +79,11 @@ class Vocabulary(NamedTuple):
 
     def encode(self, codes: Array) -> Ids:
         """(T, M) codes -> (L,) ids, without bos and eos."""
-        self._require_codes(codes)
+        M = len(self.sizes)
+        if codes.ndim != 2 or codes.shape[1] != M:
+            raise UsageError(f"expected codes of shape (T, {M}), got {codes.shape}.")
+        if codes.size and bool((codes.max(0) >= np.array(self.sizes)).any()):
+            raise DataError(f"a code is not below its codebook's size; the sizes are {list(self.sizes)}.")
         ids = codes.astype(np.int64) + np.array(self.offsets)
         return (_delayed(ids) if self.pattern == "delayed" else ids).reshape(-1)
 
@@ -98,13 +102,6 @@ class Vocabulary(NamedTuple):
             raise DataError(f"id {found[token, stage]} at token {token} is no code of stage {stage + 1}.")
         smallest: Array = codes.astype(np.min_scalar_type(max(self.sizes) - 1))
         return smallest
-
-    def _require_codes(self, codes: Array) -> None:
-        M = len(self.sizes)
-        if codes.ndim != 2 or codes.shape[1] != M:
-            raise UsageError(f"expected codes of shape (T, {M}), got {codes.shape}.")
-        if codes.size and bool((codes.max(0) >= np.array(self.sizes)).any()):
-            raise DataError(f"a code is not below its codebook's size; the sizes are {list(self.sizes)}.")
 
 
 def make_vocabulary(sizes: Sequence[int], pattern: str) -> Vocabulary:
@@ -300,11 +297,7 @@ def _write_blocks(path: Path, blocks: Iterator[Ids], context: int, dtype: np.dty
 @contextmanager
 def _jsonl(folder: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
     with (folder / "sequences.jsonl").open("w", encoding="utf-8") as file:
-
-        def put(name: str, row: Ids) -> None:
-            file.write(json.dumps({"file": name, "input_ids": row.tolist()}) + "\n")
-
-        yield put
+        yield lambda name, row: file.write(json.dumps({"file": name, "input_ids": row.tolist()}) + "\n")
 
 
 @contextmanager
@@ -344,10 +337,7 @@ class SequencesFile:
         with self._one_line_errors():
             self.record = SequencesRecord.model_validate_json((self.folder / VOCABULARY).read_bytes())
         if self.record.format > FORMAT:
-            raise DataError(
-                f"{quoted(self.folder)} has format {self.record.format}, this bridle reads up to {FORMAT}; use a newer "
-                "bridle."
-            )
+            raise DataError(f"{quoted(self.folder)} has format {self.record.format}, not {FORMAT}; use a newer bridle.")
         self.vocabulary = self.record.vocabulary
 
     def __len__(self) -> int:
