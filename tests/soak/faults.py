@@ -71,17 +71,19 @@ def prepare(faults: str, log: Path, ledger: Path, start_method: str) -> None:
 
 def keep_ledger(ledger: Path) -> None:
     """Write down the fingerprints of all files of every checkpoint that is published, before rotation removes it."""
-    from bridle.runs import checkpoint
+    from bridle import files
 
-    original = checkpoint.replace_folder
+    original = files._publish_folder
 
-    def noted(temporary: Path, final: Path) -> None:
-        original(temporary, final)
-        files = json.loads((final / "manifest.json").read_text())["files"]
+    def noted(temporary: Path, final: Path, **options: bool) -> None:
+        original(temporary, final, **options)
+        if not (final / "state.json").is_file():
+            return  # another folder than a checkpoint
+        listed = json.loads((final / "manifest.json").read_text())["files"]
         with ledger.open("a") as file:
-            file.write(json.dumps([final.name, {name: entry["sha256"] for name, entry in files.items()}]) + "\n")
+            file.write(json.dumps([final.name, {name: entry["sha256"] for name, entry in listed.items()}]) + "\n")
 
-    checkpoint.replace_folder = noted
+    files._publish_folder = noted
 
 
 def tuned(folder: Path) -> Path:
