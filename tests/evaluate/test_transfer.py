@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
+from PIL import Image
 from run_folders import write_run
+from video_files import write_pictures
 
 from bridle.config import Config, load_config, read_config
 from bridle.errors import ConfigError
@@ -114,3 +117,46 @@ def test_an_encoder_on_another_grid_keeps_all_it_has_learned() -> None:
     assert encoder(torch.zeros(2, 1, 16, 8)).z.shape == (2, 8, 96)
     assert all(torch.equal(value, before[name]) for name, value in encoder.state_dict().items())
     assert torch.equal(encoder.position, resized_position(sincos_position((4, 4), 96), (4, 4), (4, 2)))
+
+
+def write_item(path: Path, kind: str, shade: int) -> None:
+    """A file that shows, or sounds, one of two classes."""
+    random = np.random.default_rng(shade + len(path.name))
+    pictures = [np.clip(random.integers(shade, shade + 40, (32, 32, 3)), 0, 255).astype(np.uint8) for _ in range(12)]
+    if kind == "image":
+        Image.fromarray(pictures[0]).save(path.with_suffix(".png"))
+    elif kind == "video":
+        write_pictures(path.with_suffix(".mkv"), pictures)
+    else:
+        wave = 0.3 * np.sin(np.arange(8_000) * shade / 500) + 0.01 * random.standard_normal(8_000)
+        soundfile.write(path.with_suffix(".wav"), wave, 16_000)
+
+
+@pytest.mark.filterwarnings("ignore::bridle.quantize.CodebookWarning")  # a handful of files has few distinct points
+@pytest.mark.parametrize(
+    ("kind", "patch", "own", "other"),
+    [
+        ("image", "[8, 8]", "[32, 32]", "[16, 32]"),
+        ("video", "[2, 8, 8]", "[4, 16, 16]", "[8, 16, 16]"),
+        ("audio", "[8, 8]", "[32, 16]", "[16, 16]"),
+    ],
+)
+def test_every_modality_is_judged_on_data_of_another_size(
+    small: Small, tmp_path: Path, kind: str, patch: str, own: str, other: str
+) -> None:
+    for split, count in (("train", 5), ("test", 2)):
+        for name, shade in (("dark", 20), ("light", 180)):
+            (tmp_path / "data" / split / name).mkdir(parents=True)
+            for n in range(count):
+                write_item(tmp_path / "data" / split / name / f"{n}", kind, shade)
+    recipe = tmp_path / "other.yaml"
+    channels = 1 if kind == "audio" else 3
+    geometry = f"{{channels: {channels}, input: {other}, patch: {patch}}}"
+    recipe.write_text(f"extends: {kind}\nname: other\ngeometry: {geometry}\nruntime: {{threads: 1}}\n")
+    sizes = (f"geometry.input={own}", f"geometry.patch={patch}")
+    config = small(f"data.root={tmp_path / 'data'}", *sizes, "data.workers=0", recipe=kind)
+    folder = write_run(tmp_path / "run", config)
+    path = knn_run(folder, [f"data.root={tmp_path / 'data'}", "data.workers=0"], on=str(recipe))
+    found = json.loads(path.read_text())
+    assert list(found["protocol"]["geometry"]["input"]) == json.loads(other)
+    assert found["evaluations"][0]["probe"]["test_items"] == 4
