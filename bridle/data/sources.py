@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bridle.errors import DataError
+from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
     from bridle.data.shards.tar_member import Location
@@ -173,3 +174,10 @@ def label_of(labels: Labels | None, index: int, classes: Sequence[str] | None) -
     """What a sample carries for row `index` of `labels`: its class, or the shares (K,) where there may be several."""
     label = None if labels is None else labels[index]
     return class_shares(label, len(classes or ())) if isinstance(label, tuple) else label
+
+
+def real_tokens(frames: int, geometry: Geometry) -> Tensor:
+    """(T,) bool of an input of which only the first `frames` frames are real: False where less than half a patch is."""
+    length, patch = geometry.input[0], geometry.patch[0]
+    real = (frames - torch.arange(0, length, patch)).clamp(0, patch)  # frames of each patch along the first axis
+    return (2 * real >= patch).repeat_interleave(geometry.tokens // len(real))

@@ -25,7 +25,7 @@ from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
 from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Window
+from bridle.data.sources import Sample, Window, real_tokens
 from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.geometry import Geometry
 
@@ -68,15 +68,16 @@ class SignalFormat(NamedTuple):
 
     def sample(self, x: Tensor, path: Location) -> tuple[Tensor, Tensor | None]:
         """x (C, n ≤ L) as (C, L), and which tokens are real where it is shorter; DataError if none is."""
-        if x.shape[1] == self.geometry.input[0]:
+        n, wanted = x.shape[1], self.geometry.input[0]
+        if n == wanted:
             return x, None
-        padded, valid = continued(x, geometry=self.geometry)
+        valid = real_tokens(n, self.geometry)
         if not valid.any():
             raise DataError(
-                f"{quoted(path)} holds {x.shape[1]} frames, less than half a patch of {self.geometry.patch[0]}; "
+                f"{quoted(path)} holds {n} frames, less than half a patch of {self.geometry.patch[0]}; "
                 "it is too short to be used."
             )
-        return padded, valid
+        return torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), valid
 
 
 class Signals(FileSource):
@@ -193,10 +194,3 @@ def as_float32(signal: NDArray[np.generic]) -> NDArray[np.float32]:
     """A copy; what float32 cannot hold becomes infinite."""
     with np.errstate(over="ignore"):
         return np.array(signal, dtype=np.float32)
-
-
-def continued(x: Tensor, *, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    """x (C, n) with n < L, continued with its last values to (C, L), and valid (T,)."""
-    n, wanted, patch = x.shape[1], geometry.input[0], geometry.patch[0]
-    real = (n - torch.arange(0, wanted, patch)).clamp(0, patch)  # (T,) real frames in each patch
-    return torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), 2 * real >= patch

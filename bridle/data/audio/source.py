@@ -28,7 +28,7 @@ from bridle.data.listing.table import DataListing, Listing, as_tuple
 from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
 from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Sound, Splits, Window, class_shares
+from bridle.data.sources import Sample, Sound, Splits, Window, class_shares, real_tokens
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -251,9 +251,7 @@ class Shape:
             return Window(features[None], None, start)
         x = features.new_full((1, self.frames, self.front.mels), log(FLOOR))
         x[0, :n] = features
-        real = (n - torch.arange(0, self.frames, patch)).clamp(0, patch)  # (grid[0],) real frames of each patch
-        valid = (2 * real >= patch)[:, None].expand(self.geometry.grid)
-        return Window(x, valid.reshape(-1), start)
+        return Window(x, real_tokens(n, self.geometry), start)
 
 
 def open_recordings(found: DataListing, *, cache_mb: int = 0, **settings: Any) -> Splits:

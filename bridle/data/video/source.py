@@ -34,7 +34,7 @@ from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import renew, watched
 from bridle.data.shards.tar_member import Location, TarMember
-from bridle.data.sources import Sample, Window
+from bridle.data.sources import Sample, Window, real_tokens
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
@@ -101,13 +101,10 @@ class Decoding(NamedTuple):
 
     def padded(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """x (C, n, H, W) with n ≤ T, continued with its last frame to (C, T, H, W), and which tokens are real."""
-        length, patch = self.geometry.input[0], self.geometry.patch[0]
-        n = x.shape[1]
+        n, length = x.shape[1], self.geometry.input[0]
         if n == length:
             return x, None
-        real = (n - torch.arange(0, length, patch)).clamp(0, patch)  # frames of each tubelet
-        valid = (2 * real >= patch).repeat_interleave(self.geometry.tokens // len(real))  # (T,) tokens
-        return torch.cat([x, x[:, -1:].expand(-1, length - n, -1, -1)], dim=1), valid
+        return torch.cat([x, x[:, -1:].expand(-1, length - n, -1, -1)], dim=1), real_tokens(n, self.geometry)
 
     def too_short(self, path: Location, frames: int) -> DataError:
         return DataError(
