@@ -29,7 +29,7 @@ from bridle.config import Config, load_config, read_config
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.sources import Views
-from bridle.data.subset import part_of
+from bridle.data.subset import subset_of
 from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.evaluator import Evaluator, probe_header
 from bridle.evaluate.features import Features, raw_features
@@ -126,7 +126,7 @@ def read_encoder(evaluator: Evaluator, encoder: Encoder, blocks: list[int]) -> d
 def baselines(evaluator: Evaluator) -> dict[str, dict[str, float]]:
     config, geometry = evaluator.config, evaluator.config.geometry.build()
     began = cpu_seconds()
-    some = evaluator.collector.batches(Views(part_of(evaluator.train, evenly_spaced(len(evaluator.train)))))
+    some = evaluator.collector.batches(Views(subset_of(evaluator.train, evenly_spaced(len(evaluator.train)))))
     found = collected(evaluator, fit_classical(some, geometry, config.seed))
     minutes = (cpu_seconds() - began) / 60
     raw = collected(evaluator, lambda x, valid: raw_features(x, valid, grid=geometry.grid))
