@@ -16,8 +16,9 @@ from bridle.config.load import dump_config, read_config
 from bridle.config.schema import Config
 from bridle.config.section import Section
 from bridle.data.build import open_data, open_reader
+from bridle.data.file_source import FileSource, open_splits
 from bridle.data.modality import Modality, file_modalities, find_modality, modality_of_file, register_modality
-from bridle.data.sources import Splits
+from bridle.data.sources import Sample, Splits
 from bridle.errors import ConfigError, DataError, UsageError
 
 PACKAGE = Path(package.__file__).parent
@@ -149,6 +150,38 @@ def test_the_modality_of_the_documentation_is_registered_from_python(tmp_path: P
     with pytest.raises(DataError, match="has 250 samples per second; expected 500"):
         own = ["data.source=ecg", f"data.root={tmp_path}", "ecg.sample_rate=500.0"]
         open_data(load_config("signal", [*own, *shape])).train.load(0, None)
+
+
+class Grids(FileSource):
+    """Rows of digits in text files as samples (1, 4, 4)."""
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        rows = Path(str(self.paths[index])).read_text().split()
+        return Sample(torch.tensor([[[float(digit) for digit in row] for row in rows]]), self.label(index))
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_whole_record_needs_a_source_with_load_and_nothing_else(tmp_path: Path) -> None:
+    grids = Modality(
+        name="grids",
+        kind="grid",
+        items="grids",
+        extensions=(".grid",),
+        open_files=lambda config, listing: open_splits(listing, Grids),
+    )
+    register_modality(grids)
+    for name, digit in (("train/a/1", 1), ("train/b/2", 2), ("test/b/3", 3)):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.grid").write_text("\n".join([4 * str(digit)] * 4))
+    shape = ("geometry.channels=1", "geometry.input=[4,4]", "geometry.patch=[2,2]", "mask.ratio=0.5")
+    config = load_config("signal", ["data.source=grids", f"data.root={tmp_path}", *shape])
+    splits = open_data(config)
+    assert splits.test is not None
+    assert splits.train.load(1, None).label == splits.test.load(0, None).label == 1
+    assert float(splits.test.load(0, None).x.mean()) == 3.0
+    assert grids.drawing_of(config.geometry.build()) == "picture"
+    with pytest.raises(UsageError, match="a model trained on 'grids' knows no kind of file"):
+        open_reader(config)
 
 
 def names_of_modalities(tree: ast.AST) -> set[str]:
