@@ -77,8 +77,8 @@ def keep_ledger(ledger: Path) -> None:
 
     def noted(temporary: Path, final: Path, **options: bool) -> None:
         original(temporary, final, **options)
-        if not (final / "state.json").is_file():
-            return  # another folder than a checkpoint
+        if final.parent.name != "checkpoints":
+            return
         listed = json.loads((final / "manifest.json").read_text())["files"]
         with ledger.open("a") as file:
             file.write(json.dumps([final.name, {name: entry["sha256"] for name, entry in listed.items()}]) + "\n")
