@@ -17,8 +17,8 @@ from bridle.console import ProgressLine
 from bridle.data.arrays.memory import DatasetSource
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
-from bridle.data.loading.loader import measure
 from bridle.data.loading.mixing import mixed
+from bridle.data.loading.moments import measure
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
 from bridle.errors import ConfigError, DataError, UsageError, quoted

@@ -47,7 +47,7 @@ POINTS = {
     "sample.load": "in whatever process loads a sample, with the sample at hand",
 }
 ACTIONS = {
-    "kill": signal.SIGKILL,
+    "kill": getattr(signal, "SIGKILL", signal.SIGTERM),  # Windows has no SIGKILL
     "crash": signal.SIGSEGV,
     "sigterm": signal.SIGTERM,
     "sigint": signal.SIGINT,

@@ -8,7 +8,8 @@ audio/ image/ video/ arrays/    from a file to a sample
 """
 
 from bridle.data.arrays.memory import DatasetSource, TensorSource
-from bridle.data.loading.loader import BadSample, Batch, Loader, Moments, measure, sequential
+from bridle.data.loading.loader import BadSample, Batch, Loader, sequential
+from bridle.data.loading.moments import Moments, measure
 from bridle.data.sources import Sample, Source, Splits
 
 __all__ = [

@@ -18,7 +18,7 @@ from bridle.config.data_schema import SOURCES
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
-from bridle.data.loading.loader import measure
+from bridle.data.loading.moments import measure
 from bridle.data.modality import modality_of, settings_of
 from bridle.errors import ConfigError
 from bridle.models.encoder import Encoder
@@ -60,7 +60,8 @@ def with_measured_statistics(config: Config) -> Config:
         return config
 
     def measured() -> list[list[float]]:
-        moments = measure(open_data(config).train, seed=config.seed, grid=config.geometry.build().grid)
+        grid = config.geometry.build().grid
+        moments = measure(open_data(config).train, seed=config.seed, workers=config.data.workers, grid=grid)
         return [list(moments.mean), list(data_std(moments, modality_of(config)))]
 
     mean, std = distributed.done_once(measured)

@@ -21,7 +21,7 @@ from bridle.data.listing.audioset import Availability, availability, has_audiose
 from bridle.data.listing.folders import existing_folder, files_below
 from bridle.data.listing.layouts import tell_layout
 from bridle.data.listing.manifest import MANIFESTS
-from bridle.data.loading.loader import Moments, measure
+from bridle.data.loading.moments import Moments, measure
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import Modality, all_extensions, file_modalities, find_modality, modality_of, modality_of_file

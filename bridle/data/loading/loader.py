@@ -9,7 +9,7 @@ Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +28,6 @@ from bridle.errors import DataError, UsageError
 from bridle.seeding import generator, mix
 
 ATTEMPTS = 20  # replacements tried for one bad sample; with half of all files bad, one row in a million fails
-SMALLEST_STD = 1e-6  # a channel that varies less counts as constant
 
 
 class BadSample(NamedTuple):
@@ -57,15 +56,6 @@ class Draw(NamedTuple):
     positions: range  # stream positions
     rows: slice
     augment: bool
-
-
-class Moments(NamedTuple):
-    """Mean and standard deviation of a data set, per channel."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    count: int  # type: ignore[assignment]  # samples measured
-    constant: tuple[int, ...] = ()  # channels that never change; their std is given as 1
 
 
 class SampleOrder(Protocol):
@@ -230,79 +220,6 @@ def sequential(
     begin, end = (len(every) * r // world_size for r in (rank, rank + 1))
     draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in every[begin:end])
     yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
-
-
-def measure(
-    source: Source,
-    *,
-    limit: int = 2048,
-    seed: int = 0,
-    workers: int = 0,
-    grid: Sequence[int] | None = None,  # tokens along each axis, to leave padding out; None: everything counts
-    tell: Callable[[int, int], None] | None = None,  # hears of samples done, samples in all
-) -> Moments:
-    """Mean and standard deviation per channel over up to `limit` samples spread over the source; bad ones are skipped.
-
-    Padding would pull the mean of short recordings to the feature floor.
-    Streaming in float64: with n values seen and n' new ones, δ = mean' − mean,
-    mean ← mean + δ·n'/(n+n'),   M2 ← M2 + M2' + δ²·n·n'/(n+n'),   var = M2/n.
-    """
-    chosen = Order(size=len(source), seed=seed, phase="measure").at(range(min(limit, len(source)))).tolist()
-    count, n, reason = 0, 0, ""
-    mean = squares = torch.zeros((), dtype=torch.float64)
-    if workers == 0 and reads_files(source):
-        note_unprotected()
-    spreads = map_in_order(partial(spread, source, grid), chosen, workers=workers, records=(Spread,))
-    for done, found in enumerate(spreads, start=1):
-        if tell is not None:
-            tell(done, len(chosen))
-        if isinstance(found, DataError):
-            reason = str(found)
-            continue
-        delta, share = found.mean - mean, found.n / (n + found.n)
-        squares = squares + found.squares + delta.square() * (n * share)
-        mean = mean + delta * share
-        n, count = n + found.n, count + 1
-    if count == 0:
-        raise DataError(f"none of the {len(chosen)} samples tried can be used; the last one: {reason}")
-    std = (squares / n).sqrt()
-    constant = tuple(int(channel) for channel in torch.nonzero(std < SMALLEST_STD).flatten())
-    if len(constant) == len(std):
-        raise DataError(
-            f"all values of the {count} samples measured are the same, {mean.tolist()} per channel; there is nothing "
-            "to learn from. Check that the files hold what they should."
-        )
-    std[list(constant)] = 1.0  # a dead channel becomes zero, not rounding noise blown up a million times
-    return Moments(mean=tuple(mean.tolist()), std=tuple(std.tolist()), count=count, constant=constant)
-
-
-class Spread(NamedTuple):
-    """What one sample adds to the moments, per channel."""
-
-    n: int  # values
-    mean: Tensor  # (C,) float64
-    squares: Tensor  # (C,) float64, summed squares around the mean
-
-
-def spread(source: Source, grid: Sequence[int] | None, index: int) -> Spread | DataError:
-    """The moments of sample `index`, or why it cannot be used."""
-    try:
-        sample = load_checked(source, index, None)
-    except DataError as error:
-        return error
-    x = sample.x.flatten(1).double()  # (C, values)
-    if sample.valid is not None and grid is not None and sample.valid.any():
-        x = x[:, real_values(sample.valid, sample.x.shape[1:], grid)]
-    mean = x.mean(1)
-    return Spread(x.shape[1], mean, (x - mean[:, None]).square().sum(1))
-
-
-def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tensor:
-    """(values,) bool: which values of an input of `size` lie in real tokens, by valid (T,) on a grid."""
-    real = valid.reshape(*grid)
-    for axis, (length, tokens) in enumerate(zip(size, grid, strict=True)):
-        real = real.repeat_interleave(length // tokens, dim=axis)
-    return real.flatten()
 
 
 def made(maker: BatchMaker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Generator[Batch, None, None]:

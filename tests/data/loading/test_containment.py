@@ -7,6 +7,7 @@ import faulthandler
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -285,3 +286,21 @@ def test_a_data_set_that_cannot_be_spawned_is_an_error_with_a_remedy(monkeypatch
     monkeypatch.setenv("BRIDLE_START_METHOD", "teleport")
     with pytest.raises(UsageError, match="'teleport': expected fork or spawn"):
         list(map_in_order(square_slowly, range(3), workers=1))
+
+
+def test_workers_run_where_memory_cannot_be_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['resource'] = None")  # as on Windows
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path\n"
+        "from test_containment import epoch, pictures\n"
+        "if __name__ == '__main__':\n"
+        "    print(sum(len(batch.x) for batch in epoch(pictures(Path(sys.argv[1])), workers=1)))\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    monkeypatch.setenv("BRIDLE_START_METHOD", "spawn")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    here = Path(__file__).parent
+    words = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), str(here)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "16\n", "")

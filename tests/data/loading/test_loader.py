@@ -15,7 +15,8 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.file_source import open_splits
 from bridle.data.image.source import EXTENSIONS, Images
 from bridle.data.listing.layouts import find_data
-from bridle.data.loading.loader import Batch, Loader, measure, normalise, real_values, sequential
+from bridle.data.loading.loader import Batch, Loader, normalise, sequential
+from bridle.data.loading.moments import measure, real_values
 from bridle.data.loading.order import Order
 from bridle.data.sources import Sample, Source
 from bridle.errors import DataError, UsageError
