@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from bridle.data.arrays.decode import Signal
     from bridle.data.arrays.modality import array_modality
     from bridle.data.modality import Modality, register_modality
+    from bridle.evaluate.scorers import register_scorer
     from bridle.infer.files import FileCodes, FileFeatures
     from bridle.infer.model import Model, load
     from bridle.infer.read import read_codes, read_features
     from bridle.infer.sequences import read_sequences
     from bridle.models.tokenizer import Tokenizer, register_tokenizer
+    from bridle.runs.results import Score
     from bridle.search.query import Index, open_index
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "Index",
     "Modality",
     "Model",
+    "Score",
     "Signal",
     "Tokenizer",
     "__version__",
@@ -43,6 +46,7 @@ __all__ = [
     "read_features",
     "read_sequences",
     "register_modality",
+    "register_scorer",
     "register_tokenizer",
 ]
 
@@ -59,6 +63,8 @@ _HOME = {
     "Tokenizer": "bridle.models.tokenizer",
     "register_tokenizer": "bridle.models.tokenizer",
     "register_modality": "bridle.data.modality",
+    "register_scorer": "bridle.evaluate.scorers",
+    "Score": "bridle.runs.results",
     "Modality": "bridle.data.modality",
     "array_modality": "bridle.data.arrays.modality",
     "Signal": "bridle.data.arrays.decode",

@@ -50,6 +50,28 @@ def test_the_tokenizer_of_the_page_trains_and_is_used_by_every_command(tmp_path:
     assert "--plugin" in refused.err
 
 
+def test_the_scorer_of_the_page_stands_in_results_table_and_report(tmp_path: Path) -> None:
+    (tmp_path / "class_means.py").write_text(block("A new scorer", "python"))
+    pretrain, probe, report = block("A new scorer", "bash").splitlines()
+    short = (*SHORT, "schedule.iterations=1", "--max-steps", "3")
+    done = bridle(*pretrain.split()[1:], *short, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "nearest mean %" in done.out
+    done = bridle(*probe.split()[1:], cwd=tmp_path)
+    assert done.code == 0, done.err
+    for name in ("results.json", "probe.json"):
+        found = json.loads((tmp_path / "runs" / "means" / name).read_text())
+        for scores in (*found["baselines"].values(), found["evaluations"][0]["probe"]):
+            assert 0.1 < scores["further"]["nearest mean"]["value"] <= 1
+    done = bridle(*report.split()[1:], cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "nearest mean" in (tmp_path / "means.html").read_text()
+    refused = bridle("probe", "runs/means", cwd=tmp_path)
+    assert refused.code == 2
+    assert "there is no scorer 'class_means'; known are few_shot, knn, retrieval" in refused.err
+    assert "--plugin" in refused.err
+
+
 def test_the_recipe_of_the_page_is_a_recipe(tmp_path: Path) -> None:
     (tmp_path / "small-digits.yaml").write_text(block("A new recipe", "yaml"))
     done = bridle("show", "small-digits.yaml", cwd=tmp_path)

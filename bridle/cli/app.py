@@ -8,12 +8,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bridle.console import is_first_process, screen
-from bridle.errors import BridleError, Interrupted
+from bridle.errors import BridleError, Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from bridle.runs.results import Results
 
 app = typer.Typer(
     add_completion=False,
@@ -101,12 +104,28 @@ def show_results(
     for table in (results_table([found]), few_shot_table(found.results)):
         if table is not None:
             terminal.print(table)
+    show_verdict(run, found.results)
     if (run / results).is_file():
         typer.echo(f"wrote {run / results}")
     where = [] if on is None else ["--on", on]
     data = [change for change in overrides if change.startswith("data.")]
     other = shlex.join(["bridle", "knn" if results.startswith("probe") else "probe", str(run), *where, *data])
     typer.echo(f"Next:  {other}   ·   {shlex.join(['bridle', 'report', str(run)])}")
+
+
+def show_verdict(run: Path, results: Results) -> None:
+    """Whether the features beat the baselines, and what to try where they do not."""
+    from bridle.errors import ConfigError
+    from bridle.evaluate.verdict import judge_results
+    from bridle.report.tables import verdict_text
+    from bridle.runs.folder import RunFolder as Folder
+
+    try:
+        verdict = judge_results(results, Folder(run).config())
+    except (ConfigError, UsageError):
+        verdict = judge_results(results)
+    for line in [] if verdict is None else verdict_text(verdict):
+        screen().print(line.replace("RUN", str(run)))
 
 
 def show_written(written: Any, *, reader: str) -> None:

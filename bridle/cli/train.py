@@ -20,6 +20,7 @@ from bridle.cli.app import (
     here,
     make_precision_safe,
     show_results,
+    show_verdict,
 )
 from bridle.console import is_first_process, screen
 from bridle.errors import UsageError
@@ -138,6 +139,7 @@ def finetune(
     results = read_results(path)
     if (table := finetune_table(results)) is not None:
         screen().print(table)
+    show_verdict(run, results)
     typer.echo(f"wrote {path}")
     again = shlex.join(["bridle", "finetune", str(run), *(["--on", on] if on else []), *(overrides or [])])
     scratch = any(entry.start == "scratch" for entry in results.evaluations)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.evaluate.verdict import Verdict as FeatureVerdict
+from bridle.evaluate.verdict import judge_results
 from bridle.files import replacing
 from bridle.report.plots import (
     Bar,
@@ -82,6 +84,7 @@ class RunView(NamedTuple):
     unfinished: str
     figures: list[Figure]
     evaluations: list[EvaluationView]
+    judged: FeatureVerdict | None = None  # whether the features beat the baselines, by the run's own probe
 
 
 def write_report(
@@ -244,7 +247,8 @@ def _detail(scores: Scores) -> str:
 
 def _run_view(run: RunSummary, label: str, anchor: str) -> RunView:
     evaluations = [_evaluation_view(run, entry) for entry in run.evaluations]
-    return RunView(anchor, label, run, _facts(run), _unfinished(run), list(_figures(run, evaluations)), evaluations)
+    figures, judged = list(_figures(run, evaluations)), judge_results(run.results, run.settings)
+    return RunView(anchor, label, run, _facts(run), _unfinished(run), figures, evaluations, judged)
 
 
 def _evaluation_view(run: RunSummary, entry: Evaluation) -> EvaluationView:

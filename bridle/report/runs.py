@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.errors import UsageError, quoted
+from bridle.config import Config
+from bridle.errors import BridleError, UsageError, quoted
 from bridle.report.gallery import Gallery
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import Evaluation, Results, kept_files, readable_part
@@ -44,6 +45,7 @@ class RunSummary(NamedTuple):
     quarantine: tuple[Row, ...] = ()
     gallery: Gallery | None = None  # pictures of the run's data; None if they were not asked for
     folder: str = ""  # the name of its directory: runs of one recipe share all other names
+    settings: Config | None = None  # config.yaml, where this version can read it
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:
@@ -77,7 +79,15 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
         notes=tuple(notes),
         folder=name,
+        settings=_read_config(folder),
     )
+
+
+def _read_config(folder: Path) -> Config | None:
+    try:
+        return RunFolder(folder).config()
+    except BridleError:
+        return None
 
 
 def _read_further(folder: Path, notes: list[str]) -> list[Measured]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from bridle.console import plain_table
 from bridle.evaluate.significance import compare
+from bridle.evaluate.verdict import Verdict
 from bridle.report.runs import RunSummary, decimal, percent
 from bridle.runs.results import BASELINES, Evaluation, Results, Score, Scores
 
@@ -189,6 +190,16 @@ def _stages(entry: Evaluation, key: str) -> str:
     """Two digits each, and four of them in fifteen columns."""
     shown = (f"{getattr(stage, key):.2f}" for stage in entry.codebooks)
     return " ".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown) or "–"
+
+
+def verdict_text(verdict: Verdict) -> list[str]:
+    """The verdict and its advice as lines with markup."""
+    color = {"ok": "green", "warn": "yellow", "bad": "red"}[verdict.level]
+    lines = [f"[{color}]{escape(verdict.text)}[/]"]
+    if verdict.advice:
+        lines.append("Try, in this order:")
+        lines += [f"  {n}. {escape(tip)}" for n, tip in enumerate(verdict.advice, start=1)]
+    return lines
 
 
 # fine-tuning

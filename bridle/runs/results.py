@@ -190,9 +190,10 @@ class Scores(Record):
         """Few-shot scores by labels per class."""
         return {score.shots: score for score in self.further.values() if score.shots is not None}
 
-    def joined(self, found: Scores | Mapping[str, Score]) -> Scores:
+    def joined(self, found: Scores | Mapping[str, Score | float]) -> Scores:
         """These and what another scorer found; a name that is taken is refused."""
-        named = found.further if isinstance(found, Scores) else found
+        given = found.further if isinstance(found, Scores) else found
+        named = {key: one if isinstance(one, Score) else Score(value=one) for key, one in given.items()}
         if taken := sorted(self.further.keys() & named.keys()):
             raise ValueError(f"two scorers return a score named {taken[0]!r}")
         further = {**self.further, **named}

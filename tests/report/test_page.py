@@ -178,9 +178,7 @@ def test_baselines_that_differ_are_all_shown_with_their_run(tmp_path: Path) -> N
     other = stored({"baselines": {"raw": {"accuracy": 0.7}, "untrained": {"accuracy": 0.65}}})
     text = Tags(page(tmp_path, run(folder="a"), run(folder="b", results=other))).text
     assert "untrained encoder, a" in text and "untrained encoder, b" in text
-    assert (
-        "raw input, a" not in text and text.count("raw input") == 2
-    )  # the same for both: once in the figure, once in the table
+    assert "raw input, a" not in text and text.count("raw input") == 3  # in the figure, the table and the verdict
 
 
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Scorers: labelled features in, named scores out.
 
-A scorer is called with a `Task` and returns `{name: Score}`, or a whole `Scores` record where it fits the classifier
-that the main score comes from. `probe.scorers: [NAME, …]` adds scorers by name to `bridle pretrain` and `bridle probe`;
-`register_scorer` makes a name known, also from a file of your own (docs/extending.md).
+A scorer is called with a `Task` and returns `{name: Score or number}`, or a whole `Scores` record where it fits the
+classifier that the main score comes from. `probe.scorers: [NAME, …]` adds scorers by name to `bridle pretrain` and
+`bridle probe`; `register_scorer` makes a name known, also from a file of your own (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -41,25 +41,18 @@ class Task:
 class Scorer(Protocol):
     """Scores the features of a task."""
 
-    def __call__(self, task: Task, /) -> Scores | Mapping[str, Score]: ...
+    def __call__(self, task: Task, /) -> Scores | Mapping[str, Score | float]: ...
 
 
 _scorers: dict[str, Scorer] = {}
 
 
-def register_scorer(name: str) -> Callable[[Scorer], Scorer]:
-    """Decorator that makes a scorer known as `name`, for `probe.scorers`."""
-
-    def register(scorer: Scorer) -> Scorer:
-        known = _scorers.get(name, scorer)
-        if _origin(known) != _origin(scorer):
-            raise ConfigError(
-                f"a scorer named {name!r} is already registered by {_origin(known)}; choose another name."
-            )
-        _scorers[name] = scorer
-        return scorer
-
-    return register
+def register_scorer(name: str, scorer: Scorer) -> None:
+    """Make a scorer known as `name`, for `probe.scorers`; ConfigError if another one has that name."""
+    known = _scorers.setdefault(name, scorer)
+    if _origin(known) != _origin(scorer):
+        raise ConfigError(f"a scorer named {name!r} is already registered ({_origin(known)}); choose another name.")
+    _scorers[name] = scorer
 
 
 def _origin(scorer: Scorer) -> str:

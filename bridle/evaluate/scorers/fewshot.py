@@ -27,13 +27,14 @@ from bridle.seeding import generator
 STRENGTH = 1.0  # C of the logistic regression
 
 
-@register_scorer("few_shot")
 def few_shot(task: Task) -> dict[str, Score]:
-    """One score for each number in `probe.shots`."""
+    """One score for each number in `probe.shots`; numbers above the largest class are capped at its size."""
     settings = task.settings
-    total = len(settings.shots) * settings.draws * sum(1 for _ in task.pairs())
+    largest = min(max(map(len, class_orders(pair.train.y, generator(0)))) for pair in task.pairs())
+    shots = sorted({min(n, largest) for n in settings.shots})  # what no class has is not claimed
+    total = len(shots) * settings.draws * sum(1 for _ in task.pairs())
     found = few_shots(
-        task.pairs(), shots=settings.shots, draws=settings.draws, seed=task.seed,
+        task.pairs(), shots=shots, draws=settings.draws, seed=task.seed,
         progress=lambda done: task.progress("few-shot probe", total, done),
     )  # fmt: skip
     return {f"{score.shots} per class": score for score in found}
@@ -85,3 +86,6 @@ def class_orders(y: Array, source: torch.Generator) -> list[Array]:
 def _score(train: Features, test: Features, moments: tuple[torch.Tensor, torch.Tensor]) -> float:
     fitted = fit_logistic(train, np.zeros(len(train.y), dtype=bool), strengths=[STRENGTH], moments=moments)
     return fit_quality(fitted.scores(test), test.y, fitted.classes)
+
+
+register_scorer("few_shot", few_shot)

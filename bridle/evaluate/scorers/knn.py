@@ -42,7 +42,6 @@ class NeighbourClassifier(NamedTuple):
         return found
 
 
-@register_scorer("knn")
 def knn(task: Task) -> dict[str, Score]:
     """k-NN accuracy, or mAP, beside the main score of another classifier."""
     found = classify(fit_neighbours)(task)
@@ -84,3 +83,6 @@ def _votes(known: Tensor, y: Tensor, asked: Tensor, neighbours: Sequence[int]) -
         if n + 1 in neighbours:
             shares: Array = (votes / weight[:, : n + 1].sum(dim=1, keepdim=True)).numpy()
             yield shares
+
+
+register_scorer("knn", knn)

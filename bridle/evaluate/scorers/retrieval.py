@@ -22,7 +22,6 @@ MOST_COSINES = 2**27  # per fold; of larger sets some queries are drawn
 AT_ONCE = 2**23  # cosines that are ranked at once
 
 
-@register_scorer("retrieval")
 def retrieval(task: Task) -> dict[str, Score]:
     """How well test items find training items with their label; with folds the mean over them.
 
@@ -79,3 +78,6 @@ def _some(pair: Pair, seed: int) -> Features:
         return pair.test
     drawn = torch.randperm(len(pair.test.y), generator=generator(seed, "retrieval queries", pair.name))[:most]
     return pair.test.part(drawn.sort().values.numpy())
+
+
+register_scorer("retrieval", retrieval)
