@@ -1,0 +1,53 @@
+"""The benchmark scripts that are run by hand still run, on inputs too small to say anything about speed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from bridle.bench.quantizer import fixture
+from bridle.bench.timing import one_thread
+from bridle.config import Config
+from bridle.data.build import open_data
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+def script(name: str) -> ModuleType:
+    found = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("work", "expected"),
+    [
+        ("assign", {"vector-quantize-pytorch", "faiss, beam 1"}),
+        ("train step", {"vector-quantize-pytorch"}),
+        ("k-means", {"vector-quantize-pytorch", "faiss", "scikit-learn"}),
+    ],
+)
+def test_every_library_does_the_work_it_is_measured_at(work: str, expected: set[str]) -> None:
+    with one_thread():
+        calls = script("quantizer_libraries").other_libraries(work, fixture(4096))
+        assert set(calls) == expected
+        for call in calls.values():
+            call()
+
+
+def test_the_parts_of_a_step_are_timed(small: Callable[..., Config]) -> None:
+    parts = script("step_parts").measure(small(), rows=2, repeats=1)
+    assert list(parts) == ["data", "tokenizer", "encoder", "decoder", "heads, loss", "backward", "optimizer"]
+    assert all(seconds >= 0 for seconds in parts.values())
+
+
+def test_memory_is_measured_after_every_pass(small: Callable[..., Config]) -> None:
+    config = small()
+    assert len(script("data_memory").measure(open_data(config).train, config, samples=16)) == 4
