@@ -23,10 +23,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from bridle import files
 from bridle.config import Config, differences, dump_config, read_config
+from bridle.data.loading.loader import BadSample
 from bridle.errors import CheckpointError, ConfigError, UsageError
 from bridle.machine import environment
 from bridle.runs import checkpoint
@@ -40,14 +41,6 @@ FREE_KEYS = (
     *("probe.", "finetune.", "detokenizer."),
     "data.bad_share",  # the message about too many bad files asks to raise it
 )
-
-
-class Quarantined(NamedTuple):
-    """A sample that could not be used: its number, the name of its file, and why."""
-
-    index: int  # type: ignore[assignment]  # hides tuple.index
-    path: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -183,19 +176,20 @@ class RunFolder:
         """The list of samples that could not be used."""
         return self.path / "quarantine.jsonl"
 
-    def quarantined(self) -> list[Quarantined]:
+    def quarantined(self) -> list[BadSample]:
         """Samples listed in quarantine.jsonl; rows of another form are left out."""
         kinds = {"index": int, "path": str, "reason": str}
         rows = files.read_lines(self.quarantine)
         return [
-            Quarantined(row["index"], row["path"], row["reason"])
+            BadSample(row["index"], row["path"], row["reason"])
             for row in rows
             if all(isinstance(row.get(key), kind) for key, kind in kinds.items())
         ]
 
-    def add_quarantined(self, sample: Quarantined, *, phase: str) -> None:
+    def add_quarantined(self, sample: BadSample, *, phase: str) -> None:
         """List a sample that could not be used."""
-        append_row(self.quarantine, {**sample._asdict(), "phase": phase}, place="quarantine.append")
+        row = {"index": sample.index, "path": sample.name, "reason": sample.reason, "phase": phase}
+        append_row(self.quarantine, row, place="quarantine.append")
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A run on disk: its directory, its place in Algorithm 1, and everything the engine shares between phases."""
+"""What all phases of a run share: folder, config, machine, data, networks; and checks that ranks agree on them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridle.data.loading.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import DataError
 from bridle.machine import Machine, StopRequest
-from bridle.runs.folder import Quarantined, RunFolder
+from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback
 
 
@@ -59,9 +59,9 @@ class Run(Generic[Networks_co]):
     weights: Sequence[float] | None = None  # how often each sample is drawn, relatively; None: once an epoch
 
     def __post_init__(self) -> None:
-        self.bad = {row.index: BadSample(row.index, row.path, row.reason) for row in self.folder.quarantined()}
+        self.bad = {sample.index: sample for sample in self.folder.quarantined()}
 
-    def made_with(self) -> dict[str, Any]:
+    def made_with(self) -> dict[str, str | int]:
         """What bit-exactness depends on beside the config; saved with every checkpoint."""
         return {
             "torch": torch.__version__,
@@ -77,7 +77,7 @@ class Run(Generic[Networks_co]):
     ) -> Loader:
         """The batches of a phase, in an order that only seed and phase decide: this rank's rows, or `whole` ones."""
         data = self.config.data
-        assert data.mean is not None  # `prepare_folder` receives a config with measured statistics
+        assert data.mean is not None  # a run's config has measured statistics
         assert data.std is not None
         seed, weights = self.config.seed, self.weights
         return Loader(
@@ -104,8 +104,7 @@ class Run(Generic[Networks_co]):
                 continue
             self.bad[sample.index] = sample
             if distributed.rank() == 0:
-                listed = Quarantined(sample.index, sample.name, sample.reason)
-                self.folder.add_quarantined(listed, phase=phase)
+                self.folder.add_quarantined(sample, phase=phase)
             self.progress.note(f"bad sample put aside: {sample.reason}")
         share, limit = len(self.bad) / len(self.source), self.config.data.bad_share
         if share > limit:
@@ -115,7 +114,7 @@ class Run(Generic[Networks_co]):
             )
 
     def leave(self, saved: str) -> None:
-        """Leave, all ranks together, if any of them was asked to stop; `saved` says what is safe."""
+        """Raise Interrupted on all ranks together if any was asked to stop; `saved` says what is safe (collective)."""
         if distributed.is_active():
             asked = next(filter(None, distributed.gather_json(self.stop.received)), None)
             if asked is None:

@@ -12,10 +12,11 @@ from run_folders import write_run
 import bridle
 from bridle import files
 from bridle.config import load_config
+from bridle.data.loading.loader import BadSample
 from bridle.errors import UsageError
 from bridle.runs import checkpoint
 from bridle.runs.checkpoint import CheckpointName
-from bridle.runs.folder import Quarantined, RunFolder
+from bridle.runs.folder import RunFolder
 
 PACKAGE = Path(bridle.__file__).parent
 NAMES = re.compile(
@@ -52,9 +53,9 @@ def test_a_checkpoint_name_says_where_it_was_made() -> None:
 
 def test_quarantined_samples_come_back_without_rows_of_other_forms(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    run.add_quarantined(Quarantined(4, "a.wav", "too short"), phase="iter1-encoder")
+    run.add_quarantined(BadSample(4, "a.wav", "too short"), phase="iter1-encoder")
     files.append_line(run.quarantine, {"index": "5", "path": "b.wav", "reason": "?"})
-    run.add_quarantined(Quarantined(6, "c.wav", "silent"), phase="iter1-encoder")
+    run.add_quarantined(BadSample(6, "c.wav", "silent"), phase="iter1-encoder")
     assert [sample.index for sample in run.quarantined()] == [4, 6]
 
 
