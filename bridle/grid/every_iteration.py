@@ -89,8 +89,7 @@ def fill_every_iteration(
     begun = {job.cell.folder: job.cell for job in work if not job.kept.is_file()}
     jobs = jobs or side_by_side(recipe, overrides)
     pretrain_cells(recipe, grid, list(begun.values()), runs, jobs, console)
-    for job in work:
-        measure(job, out, console)
+    measure_all(work, out, jobs=jobs, console=console)
     found = {(job.cell.row, job.cell.seed, title(job.measure, job.other)): read_results(job.kept) for job in work}
     command = (
         f"bridle ablate {shlex.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
@@ -126,19 +125,24 @@ def kept(cell: Cell, measure: str, asked: Sequence[str]) -> Path:
     return cell.folder / f"measured-{measure}-{mix(*asked) % 16**6:06x}.json"
 
 
-def measure(job: Job, out: Path, console: Console) -> None:
-    """Run the commands of a job, unless its result is kept."""
-    if job.kept.is_file():
-        return
-    name = f"{job.cell.folder.name} {title(job.measure, job.other)}"
-    for command in job.commands:
-        run_beside({name: list(command)}, jobs=1, console=console, spent=partial(charge, out, job.cell.folder.name))
-    write_record(job.kept, read_results(job.written))
+def measure_all(work: Sequence[Job], out: Path, *, jobs: int, console: Console) -> None:
+    """Run the commands of all jobs whose result is not kept, of different runs side by side."""
+    waiting = list({job.kept: job for job in work if not job.kept.is_file()}.values())
+    while waiting:
+        kind = (waiting[0].measure, waiting[0].other)
+        alike = [job for job in waiting if (job.measure, job.other) == kind]
+        turn = list({job.cell.folder: job for job in reversed(alike)}.values())[::-1]  # one for every run
+        for commands in zip(*(job.commands for job in turn), strict=True):
+            named = {f"{job.cell.folder.name} {title(*kind)}": list(c) for job, c in zip(turn, commands, strict=True)}
+            run_beside(named, jobs=jobs, console=console, spent=partial(charge, out))
+        for job in turn:
+            write_record(job.kept, read_results(job.written))
+        waiting = [job for job in waiting if job not in turn]
 
 
-def charge(out: Path, run: str, _: str, seconds: float) -> None:
-    """A measurement counts among the costs of its run."""
-    note_cost(out, run, seconds)
+def charge(out: Path, name: str, seconds: float) -> None:
+    """A measurement counts among the costs of its run, which its name begins with."""
+    note_cost(out, name.split(maxsplit=1)[0], seconds)
 
 
 def title(measure_: str, other: Other | None) -> str:

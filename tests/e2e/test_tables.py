@@ -44,7 +44,7 @@ def test_a_paper_table_runs_end_to_end_and_is_not_run_twice(tmp_path: Path, monk
     grid = read_grid(str(tmp_path / "small.yaml"))
     for _ in range(2):
         fill_every_iteration("digits-tiny", [*SMALL, *SHORT], grid, seeds=[0], out=tmp_path / "out")
-    assert ran == ["pretrain"] * 2 + ["codebooks", "probe", "finetune", "finetune"] * 2  # once
+    assert ran == ["pretrain"] * 2 + ["codebooks"] * 2 + ["probe"] * 2 + ["finetune"] * 4  # once
     scores, effects, codebooks = json.loads((tmp_path / "out/table.json").read_text())["tables"]
     assert [line[:2] for line in scores["rows"]] == [
         [row, r] for row in ("VQ, BEATs", "RQ") for r in ("iter1", "iter2")

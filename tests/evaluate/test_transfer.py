@@ -158,5 +158,5 @@ def test_every_modality_is_judged_on_data_of_another_size(
     folder = write_run(tmp_path / "run", config)
     path = knn_run(folder, [f"data.root={tmp_path / 'data'}", "data.workers=0"], on=str(recipe))
     found = json.loads(path.read_text())
-    assert list(found["protocol"]["geometry"]["input"]) == json.loads(other)
+    assert list(found["protocol"]["inputs"]["geometry"]["input"]) == json.loads(other)
     assert found["evaluations"][0]["probe"]["test_items"] == 4

@@ -13,9 +13,10 @@ from bridle.errors import ConfigError, UsageError
 from bridle.grid import ablation, every_iteration
 from bridle.grid.cells import cells
 from bridle.grid.every_iteration import Other, fill_every_iteration, score_text
-from bridle.grid.table import Score, write_tables
+from bridle.grid.table import write_tables
 from bridle.grid.table_file import Grid, read_grid
 from bridle.quantize.usage import released_effective_usage
+from bridle.runs.results import Evaluation, FoldScores, Interval, Results, Scores
 
 ACCURACY = {"VQ": (0.40, 0.44), "RQ": (0.50, 0.58)}  # after iterations 1 and 2
 
@@ -52,7 +53,15 @@ def pretend(command: list[str]) -> None:
     values = ACCURACY[(folder / "row").read_text()]
     end = f"-{command[command.index('--on') + 1]}" if "--on" in command else ""
     if kind == "codebooks":
-        stage = {"usage_rate": 0.21, "entropy": 3.0, "effective_usage": 0.1, "codes": 1024, "stage": 1}
+        stage = {
+            "usage_rate": 0.21,
+            "entropy": 3.0,
+            "effective_usage": 0.1,
+            "codes": 1024,
+            "stage": 1,
+            "perplexity": 20.0,
+            "top_share": 0.1,
+        }
         stage |= {"code_dimension": 3.5, "norms": [1.0, 2.0], "norms_start": [1.0, 1.5]}
         entries = [{"iteration": r, "codebooks": [stage]} for r in (1, 2)]
         (folder / "codebooks.json").write_text(json.dumps({"evaluations": entries}))
@@ -71,11 +80,21 @@ def test_every_iteration_of_a_row_is_a_line_with_its_interval(tmp_path: Path, co
     assert lines[2] == "| row | iteration | LP top-1 | LP top-5 | FT top-1 | FT top-5 |"
     assert lines[4] == "| VQ | iter1 | 40.0 [35.0, 45.0] | 70.0 | 40.0 [35.0, 45.0] | 70.0 |"
     assert lines[7] == "| RQ | iter2 | 58.0 [53.0, 63.0] | 88.0 | 58.0 [53.0, 63.0] | 88.0 |"
-    assert [command.split()[0] for command in commands] == ["pretrain"] * 2 + ["probe", "finetune", "finetune"] * 2
-    assert [command.split()[-1] for command in commands if command.startswith("finetune")] == ["1", "2", "1", "2"]
+    assert [command.split()[0] for command in commands] == ["pretrain"] * 2 + ["probe"] * 2 + ["finetune"] * 4
+    assert [command.split()[-1] for command in commands if command.startswith("finetune")] == ["1", "1", "2", "2"]
     before = len(commands)
     fill_every_iteration("digits-tiny", [], grid(), seeds=[0], out=tmp_path)
     assert len(commands) == before  # everything is kept
+
+
+def test_rows_that_share_a_run_are_measured_one_after_the_other(tmp_path: Path, commands: list[str]) -> None:
+    rows = {"VQ": ("quantizer=beats",), "CE": ("quantizer=beats", "finetune.loss=ce")}
+    table = grid()._replace(rows=rows)
+    text = fill_every_iteration("digits-tiny", [], table, seeds=[0], out=tmp_path).read_text()
+    kinds = [command.split()[0] for command in commands]
+    assert kinds == ["pretrain", "probe", "finetune", "finetune", "finetune", "finetune"]  # one run, one probe
+    assert ["finetune.loss=ce" in command for command in commands[2:]] == [False, False, True, True]
+    assert "| CE | iter2 |" in text
 
 
 def test_effects_add_up_and_are_told_for_every_iteration(tmp_path: Path, commands: list[str]) -> None:
@@ -109,10 +128,10 @@ def test_the_released_form_gives_the_papers_table() -> None:
 
 
 def test_labels_decide_what_is_shown() -> None:
-    several = {"mean_average_precision": 0.25, "interval": [0.2, 0.3]}
+    several = Scores(mean_average_precision=0.25, interval=Interval(0.2, 0.3))
     assert every_iteration.metrics_of(several) == ["mean_average_precision"]
     assert score_text([several], "mean_average_precision") == "25.0 [20.0, 30.0]"
-    folds = {"accuracy": 0.9, "top5": 0.99, "mean_average_precision": 0.95, "folds": [{}]}
+    folds = Scores(accuracy=0.9, top5=0.99, mean_average_precision=0.95, folds=(FoldScores(fold=1),))
     assert every_iteration.metrics_of(folds) == ["accuracy", "top5", "mean_average_precision"]
 
 
@@ -129,7 +148,7 @@ def test_a_row_that_needs_weights_says_so_and_gets_those_of_the_command(tmp_path
 def test_in_a_table_of_changes_too_a_row_without_weights_is_not_left_out(tmp_path: Path) -> None:
     table = Grid("t", "T", 1, ("probe",), {"a": (), "b": ("encoder.weights=FILE",)})
     (cell,) = cells("digits-tiny", [], table, seeds=[0], out=tmp_path)
-    scores = {cell: {"probe": Score([0.5])}}
+    scores = {cell: {"probe": Scores(accuracy=0.5)}}
     text = write_tables(
         table, scores, "digits-tiny", [], tmp_path, ablation.costs_of(table, scores, tmp_path, wall_minutes=0.0)
     ).read_text()
@@ -159,4 +178,4 @@ def test_wrong_effects_and_measures_are_refused(tmp_path: Path) -> None:
 
 def test_without_labels_the_table_says_what_it_needs() -> None:
     with pytest.raises(UsageError, match="needs labelled data"):
-        every_iteration.result_of({"evaluations": [{"iteration": 1, "probe": None}]}, 1)
+        every_iteration.result_of(Results(evaluations=(Evaluation(iteration=1),)), 1)
