@@ -24,7 +24,7 @@ from bridle.errors import BridleError, CheckpointError, UsageError, quoted
 try:
     import fcntl
 except ImportError:  # Windows
-    import msvcrt
+    fcntl = None  # type: ignore[assignment]
 
 LOCK = "run.lock"  # of a folder that one command may write at a time
 LARGEST_JSON = 64_000_000  # bytes; code norms of the largest codebooks fit
@@ -277,10 +277,12 @@ def locked_folder(folder: Path) -> contextlib.AbstractContextManager[None]:
 
 
 def _lock(file: IO[str], *, wait: bool) -> None:
-    if os.name == "nt":
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-    else:
+    if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        return
+    import msvcrt
+
+    msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
 
 
 _held: list[IO[str]] = []  # open lock files of this process

@@ -57,6 +57,12 @@ def test_help_does_not_load_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_ground_needs_no_module_that_only_posix_has() -> None:
+    code = "import sys\nfor name in ('fcntl', 'resource'): sys.modules[name] = None\n"
+    code += "from bridle import console, errors, failpoints, files, machine\nfrom bridle.cli import app\n"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_network_and_training_code_do_not_name_modalities() -> None:
     for room in ("nn", "quantize", "models", "train"):
         for path in (PACKAGE / room).rglob("*.py"):
