@@ -44,7 +44,7 @@ POINTS = {
     "export.before_note": "a part of a folder of codes is written, the note that makes it count is not",
     "export.after_note": "a part counts, what it was made of is not removed yet",
     "export.before_index": "all parts count, the index is not written",
-    "sample.load": "in whatever process loads a sample, with the sample at hand",
+    "sample.load": "in whatever process loads a sample, watched by the watchdog",
 }
 ACTIONS = {
     "kill": getattr(signal, "SIGKILL", signal.SIGTERM),  # Windows has no SIGKILL

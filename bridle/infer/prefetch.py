@@ -87,20 +87,20 @@ def _stream(reading: Reading, workers: int) -> Generator[Event, None, None]:
 
 
 def _after(events: Sequence[Event], reached: Reached) -> Reached:
-    """Where a stream is when one more piece is told."""
+    """Where a stream is after one more piece."""
     ends = [at for at, event in enumerate(events) if isinstance(event, Ended)]
     open_windows = len(events) - (ends[-1] + 1) if ends else reached.windows + len(events)
     return Reached(reached.pieces + 1, reached.items + len(ends), open_windows)
 
 
 class Reading:
-    """The events of every `step`-th item, piece by piece; an empty piece when all are told."""
+    """The events of every `step`-th item, piece by piece; an empty piece at the end."""
 
     def __init__(self, items: Sequence[Item], reader: Reader, first: int, step: int, *, ahead: bool) -> None:
         self.items, self.reader, self.numbers = items, reader, range(first, len(items), step)
         self.limit = PIECE_BYTES if ahead else 1  # without a worker nothing is gained by reading more than is needed
         self.events: Iterator[Event] | None = None
-        self.pieces = 0  # told so far
+        self.pieces = 0  # sent so far
         self.open_file = watchdog.NONE, watchdog.NONE  # key and timeout of the file that the last piece ended in
 
     def __call__(self, call: Call) -> list[Event]:

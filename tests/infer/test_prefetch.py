@@ -47,7 +47,7 @@ def items_of(*lengths: int) -> Items:
     return Items(Item(Path(f"{length}.wav")) for length in lengths)
 
 
-def told(items: Items, reader: Numbers, workers: int) -> list[tuple[int, float | None]]:
+def events_of(items: Items, reader: Numbers, workers: int) -> list[tuple[int, float | None]]:
     """Item and content of every window; None for the end of an item."""
     return [
         (event.item, float(event.window.x[0, 0, 0]) if isinstance(event, Placed) else None)
@@ -61,7 +61,7 @@ def test_workers_tell_the_same_in_the_same_order(workers: int, method: str, monk
     monkeypatch.setattr(prefetch, "PIECE_BYTES", 3 * 64)  # three windows of 4×4 float32
     items = items_of(5, 1, 0, 7, 2)
     expected = [(i, None if w is None else float(w)) for i, n in enumerate((5, 1, 0, 7, 2)) for w in [*range(n), None]]
-    assert told(items, Numbers(), 0) == told(items, Numbers(), workers) == expected
+    assert events_of(items, Numbers(), 0) == events_of(items, Numbers(), workers) == expected
 
 
 def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_repeated(
@@ -69,9 +69,9 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost_or_repeated(
 ) -> None:
     monkeypatch.setattr(prefetch, "PIECE_BYTES", 3 * 64)
     items, reader = items_of(4, 30, 3), Numbers(log=tmp_path / "log", kill_at=20, fired=tmp_path / "fired")
-    assert told(items, reader, 1) == told(items, Numbers(), 0)
+    assert events_of(items, reader, 1) == events_of(items, Numbers(), 0)
     assert (tmp_path / "fired").exists()
-    # What was told before is skipped by item; of the long file windows are decoded a second time.
+    # What was sent before is skipped by item; of the long file windows are decoded a second time.
     assert len((tmp_path / "log").read_text()) <= 37 + 21
 
 

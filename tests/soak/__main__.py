@@ -101,7 +101,7 @@ def all_cases(out: Path, faults: grid.Grid) -> Iterator[Case]:
 
 def fuzzed(out: Path, area: str, kind: str, count: int, first: int) -> Case:
     def go() -> Tally:
-        found = fuzz_apart(kind, count, first=first, told=out / f"fuzz-{kind.replace(' ', '-')}-{first}.json")
+        found = fuzz_apart(kind, count, first=first, report=out / f"fuzz-{kind.replace(' ', '-')}-{first}.json")
         wrong = {what: number for what, number in found.count.items() if what not in ("used", "refused")}
         return Tally(found.tried, found.held, [f"{kind}: {what} ({number})" for what, number in wrong.items()])
 

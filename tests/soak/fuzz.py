@@ -67,17 +67,17 @@ def fuzz(kind: str, count: int, *, workers: int = 2, first: int = 0) -> Outcome:
             watchdog.limits = before
 
 
-def fuzz_apart(kind: str, count: int, *, first: int, told: Path) -> Outcome:
+def fuzz_apart(kind: str, count: int, *, first: int, report: Path) -> Outcome:
     """The same in a process of its own, because forks of a process with threads are not to be trusted."""
-    process = SERVER.Process(target=_fuzz_apart, args=(kind, count, first, str(told)))
+    process = SERVER.Process(target=_fuzz_apart, args=(kind, count, first, str(report)))
     process.start()
     process.join()
-    return Outcome(kind, Counter(json.loads(told.read_text())))
+    return Outcome(kind, Counter(json.loads(report.read_text())))
 
 
-def _fuzz_apart(kind: str, count: int, first: int, told: str) -> None:
-    os.dup2(os.open(f"{told}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # what decoders mutter
-    Path(told).write_text(json.dumps(fuzz(kind, count, workers=1, first=first).count))
+def _fuzz_apart(kind: str, count: int, first: int, report: str) -> None:
+    os.dup2(os.open(f"{report}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # what decoders mutter
+    Path(report).write_text(json.dumps(fuzz(kind, count, workers=1, first=first).count))
 
 
 def trial(kind: str, folder: str, seed: int) -> str:

@@ -43,27 +43,27 @@ class Look:
 
 def measure_growth(folder: Path, *, steps: int, limit: float = LIMIT) -> Growth:
     """Joint training, which does everything a step can do; the first third is warm-up."""
-    told = folder / "memory.json"
+    report = folder / "memory.json"
     folder.mkdir(parents=True, exist_ok=True)
-    process = SERVER.Process(target=_train, args=(str(folder / "run"), steps, str(told)))
+    process = SERVER.Process(target=_train, args=(str(folder / "run"), steps, str(report)))
     process.start()
     process.join(limit)
-    seen = json.loads(told.read_text())
+    seen = json.loads(report.read_text())
     warm = [held for step, held in seen if step <= steps // 3]
     return Growth(steps - steps // 3, max(0, seen[-1][1] - max(warm)))
 
 
-def _train(out: str, steps: int, told: str) -> None:
+def _train(out: str, steps: int, report: str) -> None:
     import torch
 
     from bridle import api
     from bridle.config import load_config
 
-    os.dup2(os.open(f"{told}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # its progress is nobody's business
+    os.dup2(os.open(f"{report}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)  # its progress is nobody's business
     torch.set_num_threads(1)
     changes = [*SMALL, "schedule.mode=joint", "schedule.iterations=1", "schedule.joint_every=2", "probe.enabled=false"]
     changes += [f"max_steps={steps}", "encoder_phase.steps=100000", "encoder_phase.epochs=null", "runtime.log_every=10"]
     look = Look(every=10)
     config = load_config("digits-tiny", [*changes, f"runtime.checkpoint_every={max(steps // 20, 1)}"])
     api.pretrain(config, out=out, callbacks=[look])
-    Path(told).write_text(json.dumps(look.seen))
+    Path(report).write_text(json.dumps(look.seen))

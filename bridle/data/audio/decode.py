@@ -211,7 +211,7 @@ def opened(file: FileIO | TarMemberFile, path: Location) -> Iterator[Track]:
 
 
 def check_end(sound: Any, path: Location) -> None:
-    """Is a wav or flac file as long as it says? Told here, so that it does not depend on the part that is read."""
+    """Is a wav or flac file as long as it says? Checked here, so that it does not depend on the part that is read."""
     if cut := re.search(r"data\s*: (\d+) \(should be (\d+)\)", sound.extra_info):
         stated, there = map(int, cut.groups())
         if there < stated < 0x7FFF_0000:  # larger ones are written by programs that do not know the length yet
@@ -325,7 +325,7 @@ def reason(error: Exception) -> str:
     """One line for a decoder's error."""
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return error.strerror
-    told = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
-    if "Format not recognised" in str(told) or "Invalid data" in str(told):
+    text = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
+    if "Format not recognised" in str(text) or "Invalid data" in str(text):
         return "its content is not a sound format, or damaged"
-    return f"{type(error).__name__}: {quoted(told)}"
+    return f"{type(error).__name__}: {quoted(text)}"

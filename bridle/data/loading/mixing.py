@@ -85,7 +85,7 @@ class Mixed:
         if self.augment.mix_space == "waveform" and not plan.cut and isinstance(self.source, Blending):
             try:
                 return self.source.load_mixed(index, plan.partner, plan.share, generator)
-            except (DataError, OSError):  # of which of the two is told by loading this one alone
+            except (DataError, OSError):  # loading this one alone shows which of the two it was
                 return self.source.load(index, generator)
         sample = self.source.load(index, generator)
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import current_process
 from multiprocessing.connection import wait
 from typing import Any, Generic, TypeVar
 
@@ -40,7 +41,7 @@ def map_in_order(
 
     Results are plain values, tensors, arrays, errors, and NamedTuples of the classes `records` (see `messages`).
     """
-    if workers == 0:
+    if workers == 0 or current_process().daemon:  # a worker is contained already, and may not start processes
         return map_here(function, items)
     pin = pin_memory and torch.cuda.is_available()
     return WorkerPool(function, workers, records=records, pin_memory=pin).results(iter(items))

@@ -37,7 +37,7 @@ INSIDE = {**OPTIONS, "protocol_whitelist": "file,subfile"}
 LARGEST_FRAME = 8192 * 8192  # pixels
 MOST_FRAMES = 10_000_000  # a day at 100 frames a second
 NARROWEST = 32  # long side : short side
-KEPT = 64  # files whose frame times are remembered
+MOST_KNOWN = 64  # files whose frame times are remembered
 ONE_THREAD: dict[str, Any] = (
     {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 )  # older ones know no other
@@ -47,7 +47,7 @@ class Times(NamedTuple):
     """Which frames a file holds, without their pictures."""
 
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-    shown: list[int] | None  # when each frame is shown, in `unit`; None: frames can only be told apart by counting
+    shown: list[int] | None  # when each frame is shown, in `unit`; None: frames can only be counted
     keys: list[int]  # of these, the frames that decoding can start at
     unit: float  # seconds
 
@@ -216,7 +216,7 @@ def identity(path: str) -> tuple[str, int, int]:
 
 
 def remember(path: str, times: Times) -> None:
-    if len(known) >= KEPT:
+    if len(known) >= MOST_KNOWN:
         del known[next(iter(known))]
     known[identity(path)] = times
 

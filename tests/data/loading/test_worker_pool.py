@@ -84,7 +84,7 @@ if __name__ == "__main__":
 """
 
 GOES_ON = """
-    os.killpg(os.getpgid(0), signal.SIGTERM)  # as a scheduler does: everybody is told at once
+    os.killpg(os.getpgid(0), signal.SIGTERM)  # as a scheduler does: everybody gets it at once
     assert [next(results) for _ in range(20)] == list(range(1, 21))
     assert received == [signal.SIGTERM]
     results.close()
@@ -168,6 +168,14 @@ def test_an_error_is_raised_when_its_turn_has_come(workers: int) -> None:
 def test_what_a_worker_cannot_send_is_an_error() -> None:
     with pytest.raises(TypeError, match="cannot send back set"):
         list(map_in_order(lambda x: {x}, range(3), workers=1))
+
+
+def sum_of_squares(x: int) -> int:
+    return sum(int(y) for y in map_in_order(square, range(x), workers=2))
+
+
+def test_a_worker_that_maps_does_so_itself() -> None:
+    assert list(map_in_order(sum_of_squares, range(4), workers=1)) == [0, 0, 1, 5]
 
 
 PLUGIN = """

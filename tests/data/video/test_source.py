@@ -162,18 +162,18 @@ def test_several_labels_become_shares(forty: Path) -> None:
 def test_kept_videos_give_the_same_samples(tmp_path: Path, forty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [forty, write_numbered(tmp_path / "b.mp4", 30, codec="libx264", pixels="yuv420p")]
     augment = AugmentConfig()
-    plain, kept = source(paths, augment=augment), source(paths, augment=augment, cache_mb=1)
+    plain, cached = source(paths, augment=augment), source(paths, augment=augment, cache_mb=1)
     for index in (0, 1, 0, 1):
         for seed in range(3):
-            expected = plain.load(index, generator("kept", seed)).x
-            assert torch.equal(kept.load(index, generator("kept", seed)).x, expected)
-    assert kept.cache is not None and set(kept.cache.items) == {0, 1}
-    assert len(pickle.dumps(kept)) < 10_000
+            expected = plain.load(index, generator("cached", seed)).x
+            assert torch.equal(cached.load(index, generator("cached", seed)).x, expected)
+    assert cached.cache is not None and set(cached.cache.items) == {0, 1}
+    assert len(pickle.dumps(cached)) < 10_000
     monkeypatch.setattr(video_source, "MOST_CACHED", 35)
-    kept = source(paths, augment=augment, cache_mb=1)
+    cached = source(paths, augment=augment, cache_mb=1)
     for index in (0, 1):
-        assert torch.equal(kept.load(index, generator(1)).x, plain.load(index, generator(1)).x)
-    assert kept.cache is not None and [len(kept.cache.items[i]) for i in (0, 1)] == [0, 30]  # too long to be kept
+        assert torch.equal(cached.load(index, generator(1)).x, plain.load(index, generator(1)).x)
+    assert cached.cache is not None and [len(cached.cache.items[i]) for i in (0, 1)] == [0, 30]  # too long to be cached
 
 
 def test_a_full_cache_decodes_only_clips(forty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
