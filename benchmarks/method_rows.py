@@ -39,7 +39,7 @@ from bridle.machine import cpu_seconds
 from bridle.models.build import build_encoder
 from bridle.models.encoder import Encoder
 from bridle.nn.pooling import axis_pool, deviation_pool
-from bridle.runs.results import ResultsFile
+from bridle.runs.results_file import ResultsFile
 from bridle.seeding import generator
 from bridle.train.run import open_machine
 

@@ -30,7 +30,8 @@ from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
-from bridle.runs.results import Results, ResultsFile, read_results
+from bridle.runs.results import Results, read_results
+from bridle.runs.results_file import ResultsFile
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, interleave, require_shares
 from bridle.train.run import (
     Run,

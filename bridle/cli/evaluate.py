@@ -95,7 +95,7 @@ def codebooks(
 
     Example:  bridle codebooks runs/c10
     """
-    from bridle.evaluate.codebooks_command import examine_run
+    from bridle.evaluate.codebooks.command import examine_run
     from bridle.report.codebook_tables import codebook_table, verdict_lines, write_codebook_figures
     from bridle.runs.results import read_results
 

@@ -21,8 +21,8 @@ from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import subset_of
 from bridle.errors import DataError
 from bridle.evaluate.classical import evenly_spaced, fit_classical
-from bridle.evaluate.codebook_advice import in_force
-from bridle.evaluate.codebooks import codebook_health, verdicts, with_start_norms
+from bridle.evaluate.codebooks.advice import in_force
+from bridle.evaluate.codebooks.health import codebook_health, verdicts, with_start_norms
 from bridle.evaluate.collector import Collect, Collector
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import (
@@ -43,7 +43,8 @@ from bridle.machine import Machine
 from bridle.models.build import Nets, build_encoder
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.pooling import pool_tokens
-from bridle.runs.results import Evaluation, Protocol, Results, ResultsFile, Scores, results_header
+from bridle.runs.results import Evaluation, Protocol, Results, Scores, results_header
+from bridle.runs.results_file import ResultsFile
 
 FOLDS = 5  # of data without its own, with probe.on: folds
 SCORED = {"test": "", "validation": ", validation items", "folds": ", all items in folds"}

@@ -42,15 +42,8 @@ from bridle.models.classifier import WeightAverage
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
-from bridle.runs.results import (
-    Evaluation,
-    Protocol,
-    ResultsFile,
-    Scores,
-    read_record,
-    results_header,
-    write_record,
-)
+from bridle.runs.results import Evaluation, Protocol, Scores, read_record, results_header, write_record
+from bridle.runs.results_file import ResultsFile
 from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_nets
 from bridle.train.finetune import Loss, Tuned, finetune

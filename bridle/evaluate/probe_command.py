@@ -24,7 +24,8 @@ from bridle.evaluate.feature_cache import FeatureCache
 from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
-from bridle.runs.results import Evaluation, Protocol, Results, ResultsFile, read_results
+from bridle.runs.results import Evaluation, Protocol, Results, read_results
+from bridle.runs.results_file import ResultsFile
 from bridle.train.algorithm1 import restore_nets, step_of
 from bridle.train.run import open_machine
 

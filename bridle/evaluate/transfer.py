@@ -1,4 +1,4 @@
-"""`--on RECIPE`: judge a run's encoder on another data set than the one it was trained on.
+"""`--on RECIPE`: score a run's encoder on another data set than the one it was trained on.
 
 Data, input size, front end, fine-tuning and probe settings are the recipe's; the networks are the run's. Patches must
 agree. On another grid positions are interpolated (the paper's ESC-50 column: 512 frames where AudioSet has 1,024).

@@ -28,7 +28,7 @@ from bridle.report.runs import RunSummary, decimal, number, percent, read_run, t
 from bridle.report.score_tables import Labelled, further_rows
 from bridle.report.svg import DARK, LIGHT, css_variables
 from bridle.report.tables import best_of, further_scores, score_text
-from bridle.runs.results import BASELINES, Evaluation, Scores, StageHealth, Verdict
+from bridle.runs.results import BASELINES, Evaluation, Results, Scores, StageHealth, Verdict
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
 
@@ -247,8 +247,15 @@ def _detail(scores: Scores) -> str:
 
 def _run_view(run: RunSummary, label: str, anchor: str) -> RunView:
     evaluations = [_evaluation_view(run, entry) for entry in run.evaluations]
-    figures, judged = list(_figures(run, evaluations)), judge_results(run.results, run.settings)
+    figures, judged = list(_figures(run, evaluations)), judge_results(_fullest(run), run.settings)
     return RunView(anchor, label, run, _facts(run), _unfinished(run), figures, evaluations, judged)
+
+
+def _fullest(run: RunSummary) -> Results:
+    """The probe that also knows few labels, if there is one, else the run's own."""
+    probes = [one.results for one in run.further if one.kind == "probe"]
+    few = [found for found in probes if any(e.probe is not None and e.probe.few_shot for e in found.evaluations)]
+    return few[0] if few else run.results
 
 
 def _evaluation_view(run: RunSummary, entry: Evaluation) -> EvaluationView:

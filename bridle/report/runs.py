@@ -16,7 +16,8 @@ from bridle.config import Config
 from bridle.errors import BridleError, UsageError, quoted
 from bridle.report.gallery import Gallery
 from bridle.runs.folder import RunFolder
-from bridle.runs.results import Evaluation, Results, kept_files, readable_part
+from bridle.runs.results import Evaluation, Results, readable_part
+from bridle.runs.results_file import kept_files
 
 FURTHER = ("probe", "knn", "finetune")  # kinds of results that are measured after the run
 Row = Mapping[str, Any]  # of metrics.jsonl or quarantine.jsonl

@@ -1,4 +1,4 @@
-"""The ground the figures stand on: colours, an empty figure, and a finished one as inline SVG.
+"""What all figures share: colours, an empty figure, and a finished one as inline SVG.
 
 An SVG for the page has CSS variables in place of colours, so that it follows the page into dark mode, text instead of
 outlines, in the page's own font, and ids that no other drawing on the page has.

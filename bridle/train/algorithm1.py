@@ -30,7 +30,8 @@ from bridle.runs.checkpoint import (
     write_json,
 )
 from bridle.runs.checkpoint import load as load_checkpoint
-from bridle.runs.results import Evaluation, ResultsFile
+from bridle.runs.results import Evaluation
+from bridle.runs.results_file import ResultsFile
 from bridle.train.engine import Phase, Progress, fit
 from bridle.train.joint import joint_phase
 from bridle.train.phases import begins_untrained_tokenizer, encoder_phase, tokenizer_phase

@@ -23,7 +23,8 @@ from bridle.evaluate.evaluator import Evaluator
 from bridle.evaluate.features import while_training
 from bridle.evaluate.probe_command import knn_run, probe_run
 from bridle.models.build import build_encoder
-from bridle.runs.results import Results, ResultsFile, read_results
+from bridle.runs.results import Results, read_results
+from bridle.runs.results_file import ResultsFile
 from bridle.train.run import open_machine
 
 

@@ -22,7 +22,7 @@ import bridle
 from bridle.cli import app
 from bridle.data.embedded.sets import DigitReader, digits
 from bridle.errors import CheckpointError, ConfigError, UsageError
-from bridle.evaluate.codebooks_command import examine_run
+from bridle.evaluate.codebooks.command import examine_run
 from bridle.evaluate.finetune import find_start
 from bridle.evaluate.probe_command import _configs, probe_run
 from bridle.export.card import plain

@@ -19,7 +19,8 @@ from bridle.data.loading.loader import BadSample
 from bridle.errors import DataError, RankError, UsageError
 from bridle.machine import StopRequest
 from bridle.quantize.initialise import Rows, Solved, solve_stages
-from bridle.runs.results import Results, ResultsFile
+from bridle.runs.results import Results
+from bridle.runs.results_file import ResultsFile
 from bridle.train.parallel import Replicas, agree, blocks, digest, require_equal
 
 cli_app = importlib.import_module("bridle.cli.app")  # `bridle.cli.app` is also the name of what it holds

@@ -23,7 +23,7 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Loader
 from bridle.errors import CheckpointError, Interrupted, UsageError
-from bridle.evaluate.codebooks_command import examine_run
+from bridle.evaluate.codebooks.command import examine_run
 from bridle.evaluate.finetune import finetune_run
 from bridle.files import read_lines
 from bridle.grid.cells import cells

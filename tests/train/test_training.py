@@ -21,7 +21,8 @@ from bridle.models.build import build_nets
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.checkpoint import checkpoint_folders, load, publish
 from bridle.runs.folder import RunFolder
-from bridle.runs.results import Results, ResultsFile
+from bridle.runs.results import Results
+from bridle.runs.results_file import ResultsFile
 from bridle.train import engine, phases
 from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedule
 from bridle.train.engine import fit

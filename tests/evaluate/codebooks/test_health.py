@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bridle.errors import DataError
-from bridle.evaluate.codebook_advice import InForce
-from bridle.evaluate.codebooks import (
+from bridle.evaluate.codebooks.advice import InForce
+from bridle.evaluate.codebooks.health import (
     CodeBatch,
     StageHealth,
     Verdict,

@@ -11,7 +11,7 @@ from run_folders import write_run
 
 from bridle.config import Config
 from bridle.errors import CheckpointError, ConfigError, UsageError
-from bridle.evaluate.codebooks_command import ended_iterations, examine_run
+from bridle.evaluate.codebooks.command import ended_iterations, examine_run
 from bridle.models.build import Nets
 
 Small = Callable[..., Config]

@@ -16,8 +16,8 @@ from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, Loader
 from bridle.data.sources import Source
 from bridle.errors import CheckpointError, ConfigError, UsageError
-from bridle.evaluate.codebook_advice import in_force
-from bridle.evaluate.codebooks import code_agreement, codebook_health, verdicts, with_start_norms
+from bridle.evaluate.codebooks.advice import in_force
+from bridle.evaluate.codebooks.health import code_agreement, codebook_health, verdicts, with_start_norms
 from bridle.machine import Machine
 from bridle.models.build import Nets
 from bridle.runs.checkpoint import load as load_checkpoint

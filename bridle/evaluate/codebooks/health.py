@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.errors import DataError
-from bridle.evaluate.codebook_advice import (
+from bridle.evaluate.codebooks.advice import (
     NOTHING,
     InForce,
     against_collapse,
@@ -84,7 +84,7 @@ class InputBatch(Protocol):
 def codebook_health(
     tokenizer: Tokenizer, batches: Iterable[InputBatch], *, classes: int | None = None
 ) -> list[StageHealth]:
-    """Tokenize all batches (B, C, *input) in eval mode and judge every stage; the tokenizer is left as it was.
+    """Tokenize all batches (B, C, *input) in eval mode and measure every stage; the tokenizer is left as it was.
 
     Collective: every rank gives its share of the batches, and all get the health over all of them.
     With `classes`, the number of labels, it is also measured what a code tells of its sample's label.
@@ -140,7 +140,7 @@ def code_agreement(
                 same = tokenizer.tokenize(x, valid=batch.valid) == codes
                 kept[row] += same.cpu()[real].sum(0)
     if tokens == 0:
-        raise DataError("there are no tokens to judge the codebooks by; expected at least one batch.")
+        raise DataError("there are no tokens to measure the codebooks by; expected at least one batch.")
     shares = (kept / tokens).T.tolist()  # M lists, one number per change
     return [dict(zip(names, stage, strict=True)) for stage in shares]
 
@@ -264,7 +264,7 @@ def health_of_codes(
     if tally is not None and positions is not None:
         tally.join_ranks()
     if tally is None or tally.usage.tokens == 0:
-        raise DataError("there are no tokens to judge the codebooks by; expected at least one batch.")
+        raise DataError("there are no tokens to measure the codebooks by; expected at least one batch.")
     return tally.stages(codebooks)
 
 
