@@ -210,7 +210,9 @@ def _fill(
         finally:
             writer.close()
         distributed.barrier()
-        index = PartsIndex.model_validate(distributed.done_once(lambda: folder.finish().model_dump(mode="json")))
+        index = PartsIndex.model_validate(
+            distributed.done_once(lambda: folder.finish().model_dump(mode="json", exclude_unset=True))
+        )
         if publish:
             distributed.done_once(lambda: folder.publish_index(index))
     return index

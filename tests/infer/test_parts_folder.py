@@ -77,6 +77,8 @@ def test_a_folder_holds_what_one_file_holds(model: Model, folder: Path, tmp_path
     bad = json.loads((tmp_path / "many" / "quarantine.jsonl").read_text())
     assert Path(bad["path"]).name == "3.npy"
     assert sorted(content(tmp_path / "many")) == ["index.json", f"part-00000000.{form}", "quarantine.jsonl"]
+    index = json.loads((tmp_path / "many" / "index.json").read_text())
+    assert index["header"] == json.loads(bridle.read_codes(tmp_path / f"one.{form}").header.to_json())
 
 
 def test_parts_end_when_they_are_large_and_with_their_chunk(
