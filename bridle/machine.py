@@ -8,7 +8,6 @@ uses oneDNN. `make_bf16_safe` therefore tries a product in a child process, then
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import signal
@@ -247,6 +246,8 @@ def _family_seconds(process: str) -> float:
 
 def environment(command: str | None = None) -> dict[str, str | int]:
     """Versions and settings that a result depends on."""
+    import importlib.metadata
+
     import torch
 
     return {
