@@ -42,7 +42,13 @@ LITERAL: Mapping[Path, Any] = {
     ("loss", "cosine"): "ratio",  # Eq. cos:loss: one ratio of sums
     ("loss", "centre_teacher"): "none",  # Eq. cos:loss: z as it is
     ("tokenizer", "position"): True,  # the text is silent; the released code adds positions before the projection
+    ("tokenizer", "whiten"): None,  # §4.1: a random projection alone
     ("tokenizer", "components"): None,
+    ("tokenizer", "first"): "projection",
+    ("tokenizer", "later"): "vit",  # Algorithm 1, line 5: a tokenizer of its own, trained
+    ("quantizer", "restart"): False,  # Algorithm 1, line 6: started once
+    ("encoder", "whiten"): None,  # §3: patches go to the encoder as they are
+    ("schedule", "iterations"): 2,  # Algorithm 1: R = 2
 }
 
 

@@ -152,6 +152,16 @@ def test_paper_literal_sets_every_switch_as_the_papers_text_has_it() -> None:
     ]
 
 
+def test_paper_literal_undoes_every_addition_of_ours() -> None:
+    ours = ["encoder.whiten=0.1", "tokenizer.whiten=0.5", "tokenizer.components=4", "quantizer.restart=true"]
+    recipe = load_config("image", ["paper=literal"])
+    assert recipe.schedule.iterations == 2  # the recipe for one's own data has one
+    found = load_config("digits-tiny", ["paper=literal"])
+    assert (found.encoder.whiten, found.tokenizer.whiten, found.quantizer.restart) == (None, None, False)
+    kept = load_config("digits-tiny", [*ours, "paper=literal"])  # single keys win
+    assert (kept.encoder.whiten, kept.tokenizer.components) == (0.1, 4)
+
+
 def test_paper_literal_gives_way_to_single_keys_and_not_to_presets() -> None:
     for overrides in (["paper=literal", "quantizer=rq"], ["quantizer=rq", "paper=literal"]):
         found = load_config("audioset2m", [*overrides, "loss.cosine=mean"])
