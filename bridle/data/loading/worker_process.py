@@ -53,13 +53,13 @@ class WorkerProcess:
         self.slot = watchdog.Slot(context)
         self.connection, theirs = context.Pipe()
         # A spawned process does not inherit anonymous memory; its arrays come through the connection.
-        self.buffers = [mmap.mmap(-1, BUFFER) if forks else None for _ in range(PREFETCH)]
+        self.buffers = [shared_memory() if forks else None for _ in range(PREFETCH)]
         self.waiting: dict[int, tuple[Any, int]] = {}  # item and number of the buffer, by number of the task
         self.blocked = set(watchdog.blocklist)  # keys that the worker knows
         known = watchdog.limits, dict(watchdog.blocklist)
         self.process = context.Process(  # type: ignore[attr-defined]  # every context has one
             target=serve,
-            args=(theirs, self.slot, self.buffers if forks else [None] * PREFETCH, known, function if forks else None),
+            args=(theirs, self.slot, self.buffers, known, function if forks else None),
             daemon=True,
         )
         content = None if forks else pickled(function)
@@ -102,6 +102,14 @@ class WorkerProcess:
             self.process.join(EXIT_SECONDS)  # its connection breaks a moment before it is gone
         watchdog.blame(key, exit_code=self.close(), timed_out=timeout / 1e9 if late else None)
         return key != watchdog.NONE
+
+
+def shared_memory() -> mmap.mmap | None:
+    """Memory for a result that forks of this process see; None where there is not so much address space."""
+    try:
+        return mmap.mmap(-1, BUFFER)
+    except OSError:
+        return None
 
 
 living: WeakSet[WorkerProcess] = WeakSet()
