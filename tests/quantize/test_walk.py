@@ -352,3 +352,11 @@ def test_soft_labels_leave_codes_q_and_statistics_as_hard_ones_have_them(rule: s
     assert all(torch.equal(m, n) for m, n in zip(a.statistics().n, b.statistics().n, strict=True))
     assert all(torch.equal(m, n) for m, n in zip(a.statistics().l_sum, b.statistics().l_sum, strict=True))
     assert b.soft_codes is not None and torch.equal(b.soft_codes[..., 0], a.codes)
+
+
+def test_under_the_released_rule_start_and_ema_are_ours_and_codes_are_means_of_directions() -> None:
+    rq = started("released", codebooks=1, codes=2)
+    lengths = rq.code_vectors()[0].norm(dim=1)
+    assert (lengths < 0.99).all()  # the released code would bring them back to length 1
+    rq.ema_update(rq(latents(400, seed=3)))
+    assert (rq.code_vectors()[0].norm(dim=1) < 0.99).all()
