@@ -60,7 +60,7 @@ class IndexRecord(BaseModel):
     features: FeatureSpec
     segments: list[str] = []
     generation: str | None = None
-    run: str = ""  # where a search finds the model
+    run: str  # where a search finds the model
     base: str = ""  # relative paths are taken from this folder, wherever a search is started
     codes: bool = True  # does the model have a tokenizer?
     files: int = 0
@@ -99,7 +99,8 @@ def update_index(
     with locked_folder(out):
         if options.overwrite:
             _clear(out)
-        fresh = IndexRecord(model=model.fingerprint, features=spec)
+        origin = os.path.abspath(run) if Path(run).exists() else str(run)  # a released model has only a name
+        fresh = IndexRecord(model=model.fingerprint, features=spec, run=origin)
         index = read_index(out) if (out / INDEX).is_file() else fresh
         if changed := index.differences(fresh):
             raise UsageError(
@@ -116,7 +117,6 @@ def update_index(
             _fill_segment(model, out / name, new, spec, options._replace(overwrite=False), progress)
             index = index.model_copy(update={"segments": [*index.segments, name]})
             write_json(out / INDEX, index.model_dump(mode="json"))
-        origin = os.path.abspath(run) if Path(run).exists() else str(run)  # a released model has only a name
         has_codes = model.own_tokenizer is not None
         index = index.model_copy(update={"run": origin, "base": os.getcwd(), "codes": has_codes})
         return _publish(model, out, index, wanted)

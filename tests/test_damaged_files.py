@@ -66,7 +66,7 @@ def one_number(folder: Path) -> None:
         ("sequences", changed("sequences/vocabulary.json", lambda value: value.update(files=2**70))),
         ("sequences", changed("sequences/vocabulary.json", lambda value: value.pop("files"))),
         ("search index", half_a_header("index/generation-*/vectors.npy")),
-        ("search index", changed("index/index.json", lambda value: value.pop("pool"))),
+        ("search index", changed("index/index.json", lambda value: value.pop("features"))),
         ("search index", changed("index/index.json", lambda value: value.pop("run"))),
         ("codes safetensors", no_positions),
         ("codes folder", changed("codes/index.json", lambda value: value["header"].update(format=None))),
