@@ -138,7 +138,7 @@ def run_all(out: Path) -> None:
         api.pretrain("digits-tiny", out=out / "turns", overrides=SMALL)  # finished: nothing to do
         distributed.done_once(lambda: forget_last_evaluation(out / "turns"))
         again = api.pretrain("digits-tiny", out=out / "turns", overrides=SMALL)
-        (out / f"again{rank}.json").write_text(json.dumps(again.results))
+        (out / f"again{rank}.json").write_text(again.results.model_dump_json())
         with listen("joint").listening():
             api.pretrain("digits-tiny", out=out / "joint", overrides=JOINT)
         with listen("sharded-joint").listening():
