@@ -62,6 +62,7 @@ class Phase:
     before_step: Callable[[int, Sequence[Batch]], None] = field(default=lambda step, batches: None)
     after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
     after_step: Callable[[], None] = field(default=lambda: None)  # whenever the weights have moved
+    after_skip: Callable[[], None] = field(default=lambda: None)  # undo what before_step changed: the step was skipped
     # With the steps done, the step's batches and when each code was last used.
     after_codes: Callable[[int, Sequence[Batch], CodeAge], None] = field(default=lambda done, batches, ages: None)
     rate_scale: Callable[[str], float] = same_rate  # of the learning rate, by the parameter's dotted name
@@ -225,6 +226,7 @@ def take_step(
         phase.after_step()
         progress.skipped_in_a_row = 0
     else:
+        phase.after_skip()
         skip(run, phase, progress)
     optimizer.zero_grad(set_to_none=True)
     seen = torch.cat(gathered.codes) if gathered.codes else None  # (S, M)

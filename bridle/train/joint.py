@@ -63,6 +63,7 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
         step=step,
         start=start,
         before_step=teacher.look,
+        after_skip=teacher.forget,
         after_update=nets.tokenizer.quantizer.ema_update,
         after_codes=after_codes,
         rate_scale=tokenizer_rate(run.config),
@@ -82,12 +83,13 @@ class MovingTeacher:
     def __init__(self, run: Run[Nets]) -> None:
         self.run = run
         self.features: dict[int, Tensor] = {}  # (B, T, D) by the first row of the micro-batch
+        self.mean_before: Tensor | None = None  # the estimator's, before this step
 
     @torch.no_grad()
     def look(self, step: int, batches: Sequence[Batch]) -> None:
         """Before a step with a tokenizer: compute the features and centre on their mean over all ranks (collective)."""
         run, estimator, kind = self.run, self.run.nets.estimator, self.run.config.loss.centre_teacher
-        self.features = {}
+        self.features, self.mean_before = {}, None
         if (step + 1) % run.config.schedule.joint_every:
             return
         assert estimator is not None
@@ -98,4 +100,10 @@ class MovingTeacher:
             self.features[batch.rows.start] = z
             seen = seen + TeacherSums.of(z, batch.valid)
         if kind != "none":
+            self.mean_before = estimator.teacher_mean.clone()
             estimator.centre_on(seen.over_ranks().centre(kind))
+
+    def forget(self) -> None:
+        """Give the estimator back the mean it had before the step."""
+        if self.mean_before is not None and self.run.nets.estimator is not None:
+            self.run.nets.estimator.centre_on(self.mean_before)
