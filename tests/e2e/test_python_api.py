@@ -53,7 +53,7 @@ def test_any_dataset_trains_and_the_model_loads(tmp_path: Path) -> None:
         out=tmp_path / "mine",
         size="tiny",
         max_steps=3,
-        overrides=SMALL,
+        overrides=[*SMALL, "schedule.iterations=2"],
         callbacks=[listener],
     )
     assert listener.heard[0] == "start image"
