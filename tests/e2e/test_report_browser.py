@@ -140,7 +140,11 @@ def gallery(name: str, *, stages: int) -> Gallery:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> str:
-    runs = [example("digits", stages=8), example(HOSTILE, stages=4), RunSummary("new", "new", "", [], stored({}), "", {})]
+    runs = [
+        example("digits", stages=8),
+        example(HOSTILE, stages=4),
+        RunSummary("new", "new", "", [], stored({}), "", {}),
+    ]
     path = tmp_path_factory.mktemp("report") / "report.html"
     return write_report(runs, path, title="A title").read_text(encoding="utf-8")
 
