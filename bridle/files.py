@@ -159,8 +159,8 @@ def is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):
-        pass
+    except (PermissionError, OverflowError):  # another user's process, or a number that is no process id
+        return True
     return True
 
 

@@ -134,7 +134,7 @@ def train_and_measure(
     assert tokenizer is not None
     distributed.done_once(lambda: RunFolder(place).write_settings(config, command=command))
     machine, progress = open_machine(config.runtime), ProgressLine()
-    held = hold_out(open_data(config))
+    held = split_for_measuring(open_data(config))
     everyone = [*callbacks, *tensorboard_if_installed(place)] if distributed.rank() == 0 else []
     nets = DetokenizerNets(build_detokenizer(config, iteration=iteration), tokenizer)
     run = Run(RunFolder(place), config, machine, held.train, nets, stop, progress, everyone)
@@ -160,7 +160,7 @@ def is_spectrogram(config: Config) -> bool:
     return modality_of(config).drawing_of(config.geometry.build()) == "spectrogram"
 
 
-def hold_out(splits: Splits) -> Held:
+def split_for_measuring(splits: Splits) -> Held:
     """The test split for measuring, or every tenth training item."""
     if splits.test is not None:
         return Held(splits.train, splits.test, "test")

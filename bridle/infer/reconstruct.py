@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bridle.data.audio.inversion import invert_logmel
 from bridle.data.audio.logmel import LogMel
+from bridle.data.audio.modality import front_end
 from bridle.data.modality import modality_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import replacing
@@ -47,7 +48,7 @@ def reconstruct_files(model: Model, codes: Path, out: Path, *, stages: int | Non
     """
     stored = CodesFile(codes)
     require_same_model(model, stored)
-    writer = writer_of(model)
+    writer = media_writer(model)
     held = len(stored.header.codebook_sizes)
     if stages is not None and not 1 <= stages <= held:
         raise UsageError(f"--stages {stages}: {quoted(codes)} holds the codes of {held} stages; give 1 to {held}.")
@@ -147,28 +148,21 @@ def windows_at(grid: Grid, starts: list[int], size: int) -> tuple[Tensor, Tensor
     return codes.flatten(1, 2), valid.flatten(1)
 
 
-class Writer(NamedTuple):
+class MediaWriter(NamedTuple):
     """How decoded pieces become a file."""
 
     ending: str
     write: Callable[[Iterator[Tensor], Path], None]
 
 
-def writer_of(model: Model) -> Writer:
+def media_writer(model: Model) -> MediaWriter:
     """Pictures as PNG, log-mel features as WAV, clips as GIF, other inputs as .npy."""
-    audio, geometry = model.config.audio, model.geometry
     if is_spectrogram(model.config):
-        front = LogMel(
-            sample_rate=audio.sample_rate,
-            mels=geometry.input[1],
-            low=audio.low_hz,
-            window_ms=audio.window_ms,
-            shift_ms=audio.shift_ms,
-        )
-        return Writer(".wav", lambda pieces, path: write_sound(pieces, path, front))
+        front = front_end(model.config)
+        return MediaWriter(".wav", lambda pieces, path: write_sound(pieces, path, front))
     if modality_of(model.config).is_unit_range:
-        return Writer(".png", write_picture) if geometry.rank == 2 else Writer(".gif", write_clip)
-    return Writer(".npy", write_array)
+        return MediaWriter(".png", write_picture) if model.geometry.rank == 2 else MediaWriter(".gif", write_clip)
+    return MediaWriter(".npy", write_array)
 
 
 def write_picture(pieces: Iterator[Tensor], path: Path) -> None:
