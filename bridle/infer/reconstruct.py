@@ -1,4 +1,4 @@
-"""`bridle detokenize`: files of codes as pictures, sounds, clips or arrays again, piece by piece in constant memory.
+"""`bridle detokenize`: files of codes as pictures, sounds, clips or arrays again, one file at a time, window by window.
 
 Codes of a long file are decoded in windows that overlap by half along the first axis and are cross-faded, so that no
 seam is heard or seen where one window ends. Shapes: codes (rows, M) with positions (rows, rank); a decoded piece is
