@@ -90,7 +90,7 @@ def evaluator_of(config: Config, folder: Path) -> Evaluator:
 def collected(
     evaluator: Evaluator, features: Callable[[Tensor, Tensor | None], Tensor]
 ) -> tuple[Features, Features | None]:
-    collect = evaluator.collector.vectors(features)
+    collect = evaluator.collector.features(features)
     return collect(evaluator.train), None if evaluator.test is None else collect(evaluator.test)
 
 

@@ -54,6 +54,13 @@ class DataConfig(Section):
     workers: Annotated[int, Field(ge=0)] = 0
     bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable
 
+    @property
+    def statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and std per channel; the config of a run always has them."""
+        assert self.mean is not None
+        assert self.std is not None
+        return self.mean, self.std
+
     @field_validator("source")
     @classmethod
     def _check_source(cls, source: str) -> str:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bridle import distributed
-from bridle.evaluate.features import Batch, real_positions
+from bridle.data.loading.loader import Batch
+from bridle.evaluate.features import real_positions
 from bridle.geometry import Geometry
 from bridle.nn.whiten import PatchMoments
 from bridle.quantize.kmeans import kmeans

@@ -17,7 +17,7 @@ from bridle.data.loading.loader import Batch, Loader, sequential
 from bridle.data.modality import settings_of
 from bridle.data.sources import Source, Views
 from bridle.evaluate.feature_cache import FeatureCache, make_key
-from bridle.evaluate.features import Features, collect_features, collect_tokens
+from bridle.evaluate.features import Features, collect_features
 from bridle.machine import Machine
 from bridle.train.engine import move
 
@@ -43,34 +43,25 @@ class Collector:
             most.append(MOST_TOKENS_CPU // geometry.tokens)
         self.rows = max(1, min(most))
 
-    def vectors(self, network: Network, what: Mapping[str, Any] | None = None) -> Collect:
-        """Pooled features; `what` names them in the cache."""
+    def features(self, network: Network, what: Mapping[str, Any] | None = None, *, items: int | None = None) -> Collect:
+        """A function that returns the features of a source's items; `what` names them in the cache.
+
+        With `items`, the number held at once, these are all tokens of every item, else one vector each.
+        """
 
         def collect(source: Source) -> Features:
             views = Views(source)
-            return collect_features(self.batches(views), network, views=views.views)
+            return collect_features(self.batches(views), network, views=views.views, items=items)
 
-        return self._cached(collect, what)
-
-    def tokens(self, network: Network, what: Mapping[str, Any] | None = None, *, items: int) -> Collect:
-        """All tokens of every item; `items` of them are held at once."""
-
-        def collect(source: Source) -> Features:
-            views = Views(source)
-            return collect_tokens(self.batches(views), network, views=views.views, items=items)
-
-        return self._cached(collect, what)
-
-    def _cached(self, collect: Collect, what: Mapping[str, Any] | None) -> Collect:
         cache, inputs = self.cache, self.input_settings()
         if cache is None or what is None or distributed.is_active():  # ranks might not agree on what is kept
             return collect
 
         def cached(source: Source) -> Features:
-            items = data_digest(source)
-            if items is None:
+            digest = data_digest(source)
+            if digest is None:
                 return collect(source)
-            key = make_key({**what, **inputs, "items": items, "device": self.machine.device.type})
+            key = make_key({**what, **inputs, "items": digest, "device": self.machine.device.type})
             return cache.get(key, lambda: collect(source))
 
         return cached
@@ -83,12 +74,10 @@ class Collector:
 
     def batches(self, source: Views) -> Iterator[Batch]:
         """All views of all items, those of an item in one batch."""
-        data = self.config.data
-        assert data.mean is not None  # a run's config always has them
-        assert data.std is not None
+        data, (mean, std) = self.config.data, self.config.data.statistics
         rows, began, done = max(1, self.rows // source.views) * source.views, time.monotonic(), 0
         for batch in sequential(
-            source, batch=rows, mean=data.mean, std=data.std, workers=data.workers,
+            source, batch=rows, mean=mean, std=std, workers=data.workers,
             rank=distributed.rank(), world_size=distributed.world_size(),
         ):  # fmt: skip
             yield move(batch, self.machine.device)
@@ -97,12 +86,10 @@ class Collector:
 
     def first_batches(self, source: Source) -> Iterator[Batch]:
         """One pass over a source in which a file that cannot be read is replaced, not an error."""
-        data = self.config.data
-        assert data.mean is not None
-        assert data.std is not None
+        data, (mean, std) = self.config.data, self.config.data.statistics
         loader = Loader(
             source=source, seed=self.config.seed, phase="codebooks",
-            batch=self.rows * distributed.world_size(), mean=data.mean, std=data.std, workers=data.workers,
+            batch=self.rows * distributed.world_size(), mean=mean, std=std, workers=data.workers,
             rank=distributed.rank(), world_size=distributed.world_size(),
         )  # fmt: skip
         return (move(batch, self.machine.device) for batch in loader.first(len(source), rows=self.rows))

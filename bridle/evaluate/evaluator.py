@@ -81,7 +81,8 @@ class Evaluator:
         self.folds = None if folds is None else [folds[i] for i in kept]
         self.labelled = is_labelled(splits.train)
         self.collector = Collector(config, machine, progress, cache)
-        self.further = [find_scorer(name) for name in further_scorers(config.probe, classifier)]
+        own = ["retrieval"] if classifier == "neighbours" else ["few_shot"] if config.probe.shots else []
+        self.further = [find_scorer(name) for name in dict.fromkeys([*own, *config.probe.scorers])]
 
     def __call__(self, nets: Nets, iteration: int, phase: str) -> Evaluation:
         """Scores of the encoder and the health of the codebooks."""
@@ -158,11 +159,11 @@ class Evaluator:
     def baselines(self, untrained: Encoder) -> dict[str, Scores]:
         """Scores by name of the baseline. Raw and classical features have no tokens that could be attended to."""
         geometry, method, collector = self.config.geometry.build(), self.vector_method(), self.collector
-        raw = collector.vectors(lambda x, valid: raw_features(x, valid, grid=geometry.grid), {"features": "raw"})
+        raw = collector.features(lambda x, valid: raw_features(x, valid, grid=geometry.grid), {"features": "raw"})
         found = {"raw": self.score(raw, method), "untrained": self.score_encoder(untrained)}
         if self.config.probe.classical:
             some = collector.batches(Views(subset_of(self.train, evenly_spaced(len(self.train)))))
-            found["classical"] = self.score(collector.vectors(fit_classical(some, geometry, self.config.seed)), method)
+            found["classical"] = self.score(collector.features(fit_classical(some, geometry, self.config.seed)), method)
         return found
 
     def score_encoder(self, encoder: Encoder) -> Scores:
@@ -191,9 +192,9 @@ class Evaluator:
             what |= {"weights": weights_digest(encoder), "encoder": self.config.encoder.model_dump(mode="json")}
         if settings.pool == "attentive" and self.classifier == "linear":
             items = len(self.train) + (0 if self.test is None else len(self.test))
-            tokens = self.collector.tokens(lambda x, valid: encode(x, valid).z, what, items=items)
+            tokens = self.collector.features(lambda x, valid: encode(x, valid).z, what, items=items)
             return self.score(tokens, partial(fit_attentive, seed=self.config.seed))
-        return self.score(self.collector.vectors(pooled, what), self.vector_method())
+        return self.score(self.collector.features(pooled, what), self.vector_method())
 
     def vector_method(self) -> Method:
         """The classifier of pooled features."""
@@ -237,12 +238,6 @@ class Evaluator:
             self.warned = True
             self.progress.note(f"all {len(test.y)} items that are scored are of one class: the scores say nothing.")
         return partial(split_pairs, train, test, seed=seed)
-
-
-def further_scorers(settings: ProbeConfig, classifier: Literal["linear", "neighbours"]) -> list[str]:
-    """Names of the scorers beside the main classifier."""
-    own = ["retrieval"] if classifier == "neighbours" else ["few_shot"] if settings.shots else []
-    return list(dict.fromkeys([*own, *settings.scorers]))
 
 
 def without_test(splits: Splits) -> Splits:
@@ -294,7 +289,7 @@ def in_words(found: Scores) -> str:
         return "no score"
     low, high = found.interval
     folds = "" if found.sd is None else f", sd {found.sd:.3f} over {len(found.folds)} folds"
-    told = f"{found.name} {found.main:.3f} (95 % interval {low:.3f}–{high:.3f}{folds})"
+    text = f"{found.name} {found.main:.3f} (95 % interval {low:.3f}–{high:.3f}{folds})"
     if found.mean_auc is None:
-        return told
-    return f"{told}, AUC {found.mean_auc:.3f}, d′ {'∞' if found.d_prime is None else f'{found.d_prime:.2f}'}"
+        return text
+    return f"{text}, AUC {found.mean_auc:.3f}, d′ {'∞' if found.d_prime is None else f'{found.d_prime:.2f}'}"

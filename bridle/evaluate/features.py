@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import floor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from bridle import distributed
 from bridle.config import Config
 from bridle.data.loading.balance import label_set
+from bridle.data.loading.loader import Batch
 from bridle.data.sources import Labels, Splits
 from bridle.errors import DataError, NonFiniteError
 from bridle.seeding import generator
@@ -25,18 +26,8 @@ from bridle.seeding import generator
 Array = NDArray[Any]
 
 RAW_LIMIT = 4096  # the widest raw feature vector a probe should be asked to fit
+UNLABELLED = 2**31  # stands for the label of an item without any
 TOKEN_LIMIT = 2 * 2**30  # bytes of all tokens together; fitting holds them about twice
-
-
-class Batch(Protocol):
-    """What a loader yields. `label` is (B,), (B, K) or None, `valid` (B, T) or None where every token is real."""
-
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def label(self) -> Tensor | None: ...
-    @property
-    def valid(self) -> Tensor | None: ...
 
 
 class Features(NamedTuple):
@@ -61,54 +52,44 @@ NO_FEATURES = Features(np.zeros((0, 0), dtype=np.float32), np.zeros(0, dtype=np.
 
 
 def collect_features(
-    batches: Iterable[Batch], features: Callable[[Tensor, Tensor | None], Tensor], *, views: int = 1
+    batches: Iterable[Batch],
+    network: Callable[[Tensor, Tensor | None], Tensor],
+    *,
+    views: int = 1,
+    items: int | None = None,
 ) -> Features:
-    """Run `features(x, valid) -> (B, D)` over all batches, without gradients, and join the rows in order.
+    """Run `network(x, valid)` over all batches, without gradients, and join the rows in order.
 
     Collective: every rank brings its share of the batches, rank 0 gets all rows.
-    Each item comes as `views` rows that follow one another in the same batch; its features are their mean.
+    Each item comes as `views` rows that follow one another in the same batch. The network returns vectors (B, D), which
+    are averaged over the views, or, with `items` given, tokens (B, T, D), which are concatenated: (N, V·T, D).
+    `items` is how many will be held at once; too many for the memory they may take are refused at the first batch.
     """
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
+    xs, ys, real = list[Tensor](), list[Tensor](), list[Tensor]()
 
     @torch.no_grad()
     def run() -> None:
         for index, batch in enumerate(batches):
             ys.append(_labels(batch, index)[::views])
-            found = features(batch.x, batch.valid).float()
-            _require_finite(found, index)
-            xs.append(found.unflatten(0, (-1, views)).mean(dim=1).cpu())  # (B, D) -> (B/V, D)
+            found = network(batch.x, batch.valid).float()
+            if items is not None:
+                valid = found.new_ones(found.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
+                found = torch.where(valid[..., None], found, 0.0)  # padding may be anything, even not finite
+                real.append(valid.reshape(-1, views * valid.shape[1]).cpu())
+            if not bool(torch.isfinite(found).all()):
+                bad = int((~torch.isfinite(found)).flatten(1).any(dim=1).sum())
+                raise NonFiniteError(
+                    f"features of {bad} of {len(found)} items in batch {index} are not finite; "
+                    "the encoder or its input holds NaN or infinity: evaluate an earlier checkpoint."
+                )
+            found = found.unflatten(0, (-1, views))  # (B, …) -> (B/V, V, …)
+            xs.append((found.mean(dim=1) if items is None else found.flatten(1, 2)).cpu())
+            if items is not None:
+                _require_memory(items, xs[0][0].numel())
 
     distributed.done_together(run)
-    return Features(_joined(xs).numpy(), _joined(ys).numpy())
-
-
-def collect_tokens(
-    batches: Iterable[Batch], tokens: Callable[[Tensor, Tensor | None], Tensor], *, views: int = 1, items: int
-) -> Features:
-    """Run `tokens(x, valid) -> (B, T, D)` over all batches; an item has the tokens of all its views, (N, V·T, D).
-
-    `items` are all that will be held at once; too many for the memory they may take are refused at the first batch.
-    """
-    xs: list[Tensor] = []
-    ys: list[Tensor] = []
-    real: list[Tensor] = []
-
-    @torch.no_grad()
-    def run() -> None:
-        for index, batch in enumerate(batches):
-            ys.append(_labels(batch, index)[::views])
-            found = tokens(batch.x, batch.valid).float()
-            valid = found.new_ones(found.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
-            found = torch.where(valid[..., None], found, 0.0)  # padding must not count, not even if it is not finite
-            _require_finite(found, index)
-            xs.append(found.reshape(-1, views * found.shape[1], found.shape[2]).cpu())  # (B, T, D) -> (B/V, V·T, D)
-            real.append(valid.reshape(-1, views * valid.shape[1]).cpu())
-            _require_room(items, xs[0][0].numel())
-
-    distributed.done_together(run)
-    valid = _joined(real)
-    return Features(_joined(xs).numpy(), _joined(ys).numpy(), None if bool(valid.all()) else valid.numpy())
+    valid = None if items is None else _joined(real).numpy()
+    return Features(_joined(xs).numpy(), _joined(ys).numpy(), None if valid is None or valid.all() else valid)
 
 
 def _labels(batch: Batch, index: int) -> Tensor:
@@ -122,19 +103,9 @@ def _labels(batch: Batch, index: int) -> Tensor:
     return (label.long() if label.dim() == 1 else label > 0).cpu()
 
 
-def _require_finite(found: Tensor, index: int) -> None:
-    if not bool(torch.isfinite(found).all()):
-        bad = int((~torch.isfinite(found)).flatten(1).any(dim=1).sum())
-        raise NonFiniteError(
-            f"features of {bad} of {len(found)} items in batch {index} are not finite; "
-            "the encoder or its input holds NaN or infinity: evaluate an earlier checkpoint."
-        )
-
-
-def _require_room(items: int, numbers: int) -> None:
-    needed = 4 * items * numbers
+def _require_memory(items: int, numbers: int) -> None:
+    needed, most = 4 * items * numbers, TOKEN_LIMIT // (4 * numbers)
     if needed > TOKEN_LIMIT:
-        most = TOKEN_LIMIT // (4 * numbers)
         raise DataError(
             f"attentive pooling keeps all tokens: {items:,} items need {needed / 2**30:.1f} GiB, more than the "
             f"{TOKEN_LIMIT / 2**30:.0f} GiB allowed; give probe.items={most // 2} or less, or another probe.pool."
@@ -198,7 +169,7 @@ def stratified(y: Array, share: float, source: torch.Generator) -> Array:
 
     Items with several labels (N, K) go by their rarest one.
     """
-    kinds = y if y.ndim == 1 else _rarest(y)
+    kinds = _kinds(y)
     held = np.zeros(len(y), dtype=bool)
     for label in np.unique(kinds):
         items = np.flatnonzero(kinds == label)
@@ -210,7 +181,7 @@ def stratified(y: Array, share: float, source: torch.Generator) -> Array:
 
 def stratified_folds(y: Array, count: int, *, seed: int) -> list[int]:
     """A fold from 1 to `count` for every item, each class spread evenly over them."""
-    kinds, source = y if y.ndim == 1 else _rarest(y), generator(seed, "probe folds")
+    kinds, source = _kinds(y), generator(seed, "probe folds")
     folds, place = np.zeros(len(y), dtype=int), 0
     for label in np.unique(kinds):
         items = np.flatnonzero(kinds == label)
@@ -230,13 +201,6 @@ def joined(first: Features, second: Features) -> Features:
     return Features(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]), valid)
 
 
-def _rarest(y: Array) -> Array:
-    """(N, K) -> (N,): the label of each item that the fewest items have; K for an item without any."""
-    counts = np.where(y, y.sum(axis=0), len(y) + 1)
-    found: Array = np.where(y.any(axis=1), counts.argmin(axis=1), y.shape[1])
-    return found
-
-
 def choose_items(
     count: int, limit: int | None, *, labels: Labels | None, folds: Sequence[int] | None = None, seed: int, split: str
 ) -> list[int]:
@@ -250,7 +214,7 @@ def choose_items(
     """
     if limit is None or limit >= count:
         return list(range(count))
-    kinds = [None] * count if labels is None else _rarest_labels(labels)
+    kinds = [0] * count if labels is None else rarest_labels(labels)
     source, kept = generator(seed, "items", split), list[int]()
     outer = _grouped(range(count), [0] * count if folds is None else folds)
     for fold, room in zip(outer, shares([len(fold) for fold in outer], limit), strict=True):
@@ -274,18 +238,23 @@ def shares(sizes: Sequence[int], limit: int) -> list[int]:
     return found
 
 
-def _grouped(items: Iterable[int], kinds: Sequence[int | None]) -> list[list[int]]:
-    groups: dict[int | None, list[int]] = {}
+def _grouped(items: Iterable[int], kinds: Sequence[int]) -> list[list[int]]:
+    groups: dict[int, list[int]] = {}
     for item in items:
         groups.setdefault(kinds[item], []).append(item)
     return list(groups.values())
 
 
-def _rarest_labels(labels: Labels) -> list[int | None]:
-    """The label of each item that the fewest items have; None for an item without any."""
+def rarest_labels(labels: Labels) -> list[int]:
+    """The label of each item that the fewest items have; UNLABELLED for an item without any."""
     sets = [label_set(label) for label in labels]
     frequency = Counter(one for own in sets for one in own)
-    return [min(own, key=lambda one: (frequency[one], one), default=None) for own in sets]
+    return [min(own, key=lambda one: (frequency[one], one), default=UNLABELLED) for own in sets]
+
+
+def _kinds(y: Array) -> Array:
+    """(N,) what items are stratified by: the label, or of several, y (N, K), the rarest."""
+    return y if y.ndim == 1 else np.array(rarest_labels([tuple(np.flatnonzero(row).tolist()) for row in y]))
 
 
 def while_training(config: Config, splits: Splits) -> Config:

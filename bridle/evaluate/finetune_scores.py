@@ -52,16 +52,14 @@ def score_items(
     Collective: the ranks share the items, and rank 0 gets the scores of all.
     Probabilities are a softmax where classes are `exclusive` (trained with CE), else one sigmoid each.
     """
-    data, views = config.data, Views(source)
-    assert data.mean is not None  # a run's config always has them
-    assert data.std is not None
+    (mean, std), views = config.data.statistics, Views(source)
     assert source.labels is not None  # fine-tuning begins with labels
     model.eval()
     rows = min(config.finetune.micro_batch or config.finetune.batch, MOST_ROWS)
     found: list[Tensor] = []
 
     batches = sequential(
-        views, batch=rows, mean=data.mean, std=data.std, workers=data.workers,
+        views, batch=rows, mean=mean, std=std, workers=config.data.workers,
         rank=distributed.rank(), world_size=distributed.world_size(),
     )  # fmt: skip
 

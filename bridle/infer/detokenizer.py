@@ -217,12 +217,8 @@ def stage_error(stages: int, sizes: Sequence[int], share: float, squared: float,
 
 def held_out_batches(source: Source, items: int, run: Run[DetokenizerNets]) -> Iterator[Batch]:
     """The first `items` items, un-augmented and normalised."""
-    data = run.config.data
-    assert data.mean is not None
-    assert data.std is not None
-    return sequential(
-        subset_of(source, list(range(items))), batch=run.config.detokenizer.batch, mean=data.mean, std=data.std
-    )
+    mean, std = run.config.data.statistics
+    return sequential(subset_of(source, list(range(items))), batch=run.config.detokenizer.batch, mean=mean, std=std)
 
 
 def read_detokenizer(folder: Path, config: Config, iteration: int, *, device: torch.device) -> Detokenizer:

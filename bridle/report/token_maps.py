@@ -110,9 +110,7 @@ def look(config: Config, nets: Nets, source: Source) -> Pool:
     samples = [sample for _, sample in chosen]
     if not samples:
         raise DataError("none of the samples tried can be read.")
-    assert config.data.mean is not None  # a run's config always has them
-    assert config.data.std is not None
-    mean, std = moments_tensors(config.data.mean, config.data.std)
+    mean, std = moments_tensors(*config.data.statistics)
     valid = stack_valid(samples)
     codes, distances, features = list[Tensor](), list[Tensor](), list[Tensor]()
     for at in range(0, len(samples), BATCH):

@@ -77,8 +77,7 @@ class Run(Generic[Networks_co]):
     ) -> Loader:
         """The batches of a phase, in an order that only seed and phase decide: this rank's rows, or `whole` ones."""
         data = self.config.data
-        assert data.mean is not None  # a run's config has measured statistics
-        assert data.std is not None
+        mean, std = data.statistics
         seed, weights = self.config.seed, self.weights
         return Loader(
             source=self.source,
@@ -88,8 +87,8 @@ class Run(Generic[Networks_co]):
             batch=batch,
             micro_batch=micro_batch,
             repeats=repeats,
-            mean=data.mean,
-            std=data.std,
+            mean=mean,
+            std=std,
             workers=data.workers,
             augment=self.config.augment.enabled,
             pin_memory=self.machine.device.type == "cuda",

@@ -267,7 +267,7 @@ def test_an_item_is_judged_by_the_mean_over_its_views(evaluator_of: Callable[...
     x, labels = pictures(40)
     evaluator = evaluator_of(Splits(TwoHalves(x=x, labels=labels), None))
     encoder = build_encoder(evaluator.config).eval()
-    found = evaluator.collector.vectors(lambda x, valid: encoder(x).z.mean(dim=1))(evaluator.train)
+    found = evaluator.collector.features(lambda x, valid: encoder(x).z.mean(dim=1))(evaluator.train)
     with torch.no_grad():
         seen = encoder((x - 0.3) / 0.3).z.mean(dim=1)
         nothing = encoder(torch.full_like(x, -1.0)).z.mean(dim=1)
@@ -279,7 +279,7 @@ def test_the_views_of_an_item_stay_in_one_batch(evaluator_of: Callable[..., Eval
     x, labels = pictures(40)
     evaluator = evaluator_of(Splits(TwoHalves(x=x, labels=labels), None))
     evaluator.collector.rows = 5
-    found = evaluator.collector.vectors(lambda x, valid: x.flatten(1)[:, :1])(evaluator.train)
+    found = evaluator.collector.features(lambda x, valid: x.flatten(1)[:, :1])(evaluator.train)
     np.testing.assert_allclose(found.x[:, 0], ((x[:, 0, 0, 0] - 0.3) / 0.3 - 1).numpy() / 2, atol=1e-6)
 
 

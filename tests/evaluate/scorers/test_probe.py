@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bridle.errors import DataError, NonFiniteError
 from bridle.evaluate import features as features_module
-from bridle.evaluate.features import Features, collect_features, collect_tokens, raw_features, split_features
+from bridle.evaluate.features import Features, collect_features, raw_features, split_features
 from bridle.evaluate.heads import logistic
 from bridle.nn.pooling import axis_pool, deviation_pool, mean_pool
 
@@ -280,7 +280,7 @@ def test_an_item_has_the_tokens_of_all_its_views_and_padding_is_kept_apart() -> 
     x = torch.arange(8.0).reshape(4, 2, 1)  # two items of two views of two tokens
     x[1, 1] = float("nan")
     valid = torch.tensor([[True, True], [True, False], [True, True], [True, True]])
-    found = collect_tokens(
+    found = collect_features(
         [FakeBatch(x, torch.tensor([0, 0, 1, 1]), valid)], lambda x, valid: x, views=2, items=2
     )  # fmt: skip
     assert found.x[:, :, 0].tolist() == [[0, 1, 2, 0], [4, 5, 6, 7]]
@@ -299,5 +299,5 @@ def test_tokens_that_need_too_much_memory_are_refused_before_they_are_collected(
             yield FakeBatch(torch.ones(1, 2, 3), torch.tensor([0]))
 
     with pytest.raises(DataError, match=r"probe\.items=5 or less"):
-        collect_tokens(batches(), lambda x, valid: x, items=20)
+        collect_features(batches(), lambda x, valid: x, items=20)
     assert seen == [0]
