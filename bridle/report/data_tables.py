@@ -96,7 +96,7 @@ def availability_table(found: Statistics) -> Table | None:
     for heading in ("listed", "found", "share"):
         table.add_column(heading, justify="right")
     for entry in found.available.segments:
-        table.add_row(escape(entry.segment), f"{entry.listed:,}", f"{entry.found:,}", f"{100 * entry.share:.1f} %")
+        table.add_row(escape(entry.name), f"{entry.listed:,}", f"{entry.found:,}", f"{100 * entry.share:.1f} %")
     missing = [entry for entry in found.available.classes if entry.listed and not entry.found]
     if missing:
         names = ", ".join(entry.name for entry in missing[:MOST])

@@ -6,8 +6,6 @@
 
 Segments named `eval` are test, the others train. Clips that are listed but not on disk are left out of the data set;
 how many of which class those are is what `availability` reports, as the paper's table of available data does.
-A file is either the listed segment itself, already cut out, or the sound of the whole video, of which the segment is
-then read: told by the START in its name or, when it is loaded, by its length.
 """
 
 from __future__ import annotations
@@ -19,26 +17,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bridle.data.audio.decode import open_track
-from bridle.data.listing.columns import WHOLE, Lazy, Span
 from bridle.data.listing.folders import files_below
-from bridle.data.listing.manifest import Row, read_table, span_of
-from bridle.data.listing.table import DataListing, Line, Listing, Numbering, Table
-from bridle.data.shards.tar_member import Location
+from bridle.data.listing.manifest import read_table, span_of
+from bridle.data.listing.table import DataListing, Line, Numbering, Table
 from bridle.errors import ConfigError, DataError, quoted
 
 CLASSES = "class_labels_indices.csv"
 COLUMNS = ("ytid", "start_seconds", "end_seconds", "positive_labels")
 HELD_OUT = "eval"
-SLACK = 1.0  # seconds by which a clip may be longer or shorter than its row says
 ID_LENGTH = 11  # characters of a YouTube id
 TIME = re.compile(r"_(\d+(?:\.\d+)?)$")
 
 
-class SegmentShare(NamedTuple):
-    """How much of a segment list is on disk."""
+class Share(NamedTuple):
+    """How many clips of a segment list, or of a class over all lists, are on disk."""
 
-    segment: str
+    name: str
     listed: int
     found: int
 
@@ -47,19 +41,11 @@ class SegmentShare(NamedTuple):
         return self.found / max(self.listed, 1)
 
 
-class ClassShare(NamedTuple):
-    """How many clips of a class are on disk, over all segment lists."""
-
-    name: str
-    listed: int
-    found: int
-
-
 class Availability(NamedTuple):
     """What of AudioSet is there."""
 
-    segments: tuple[SegmentShare, ...]
-    classes: tuple[ClassShare, ...]  # in the order of the class file
+    segments: tuple[Share, ...]
+    classes: tuple[Share, ...]  # in the order of the class file
 
 
 class Clip(NamedTuple):
@@ -67,7 +53,6 @@ class Clip(NamedTuple):
 
     name: str | None  # path below ROOT; None if the clip is not on disk
     labels: tuple[str, ...]  # display names
-    span: Span  # where the segment is, if the file should be the whole video
     where: Line
 
 
@@ -105,46 +90,18 @@ def find_audioset(root: Path, *, extensions: Sequence[str], segments: Sequence[s
             if clip.name is not None:
                 found += 1
                 split = "test" if segment in held_out else "train"
-                table.add(clip.name, labels=clip.labels, split=split, span=clip.span, where=clip.where)
-        notes.append(share_note(SegmentShare(segment, listed, found)))
+                table.add(clip.name, labels=clip.labels, split=split, where=clip.where)
+        share = Share(segment, listed, found).share
+        notes.append(f"{segment}: {found} of {listed} listed clips found ({share:.1%})")
     if not table.splits["train"]:
         raise DataError(f"none of the clips listed in {quoted(root)} is below it ({'; '.join(notes)}); put them there.")
-    found_data = table.finish(*notes)
-    train, test = found_data.train, found_data.test
-    return found_data._replace(train=with_lengths(train), test=None if test is None else with_lengths(test))
-
-
-def with_lengths(listing: Listing) -> Listing:
-    """Rows whose files may be whole videos are looked at when they are loaded."""
-    return listing if listing.spans is None else listing._replace(spans=ClipSpans(listing.paths, listing.spans))
-
-
-class ClipSpans(Lazy[Span]):
-    """The listed segment where a file is the whole video; all of a file that is the segment already."""
-
-    def __init__(self, paths: Sequence[Location], listed: Sequence[Span]) -> None:
-        self.paths, self.listed = paths, listed
-
-    def __len__(self) -> int:
-        return len(self.listed)
-
-    def row(self, at: int) -> Span:
-        start, end = self.listed[at]
-        if end is None:
-            return WHOLE
-        try:
-            with open_track(self.paths[at]) as track:
-                seconds = track.length / track.rate
-        except DataError:
-            return WHOLE  # what is wrong with the file is told when it is loaded
-        is_video = seconds > end - start + SLACK and seconds > end - SLACK
-        return (start, end) if is_video else WHOLE
+    return table.finish(*notes)
 
 
 def availability(root: Path, *, extensions: Sequence[str]) -> Availability:
     """How many of the listed clips are on disk, for each segment list and each class."""
     classes, index = read_classes(root), ClipIndex(root, extensions)
-    segments: list[SegmentShare] = []
+    segments: list[Share] = []
     listed_in, found_in = Counter[str](), Counter[str]()
     for segment, file in segment_files(root).items():
         listed = found = 0
@@ -152,13 +109,8 @@ def availability(root: Path, *, extensions: Sequence[str]) -> Availability:
             listed, found = listed + 1, found + (clip.name is not None)
             listed_in.update(clip.labels)
             found_in.update(clip.labels if clip.name is not None else ())
-        segments.append(SegmentShare(segment, listed, found))
-    shares = tuple(ClassShare(name, listed_in[name], found_in[name]) for name in classes.names)
-    return Availability(tuple(segments), shares)
-
-
-def share_note(share: SegmentShare) -> str:
-    return f"{share.segment}: {share.found} of {share.listed} listed clips found ({share.share:.1%})"
+        segments.append(Share(segment, listed, found))
+    return Availability(tuple(segments), tuple(Share(name, listed_in[name], found_in[name]) for name in classes.names))
 
 
 def segment_files(root: Path) -> dict[str, Path]:
@@ -169,68 +121,49 @@ def segment_files(root: Path) -> dict[str, Path]:
 def read_classes(root: Path) -> ClassFile:
     """The class file; classes in the order of their index."""
     file = root / CLASSES
-    rows = list(read_table(file, required=("index", "mid", "display_name")))
-    names = tuple(row.values["display_name"].strip() for row in rows)
-    order = [row.values["index"].strip() for row in rows]
+    rows = [row.values for row in read_table(file, required=("index", "mid", "display_name"))]
+    names = tuple(row["display_name"].strip() for row in rows)
+    order = [row["index"].strip() for row in rows]
     if order != [str(i) for i in range(len(rows))] or len(set(names)) < len(names) or not rows:
         raise DataError(
             f"{quoted(file)}: expected rows with the indices 0, 1, 2, … and a name of its own for each class."
         )
-    return ClassFile(file, names, {row.values["mid"].strip(): name for row, name in zip(rows, names, strict=True)})
+    return ClassFile(file, names, {row["mid"].strip(): name for row, name in zip(rows, names, strict=True)})
 
 
 class ClipIndex:
     """Files below a folder by YouTube id and start; the folder is walked once."""
 
     def __init__(self, root: Path, extensions: Sequence[str]) -> None:
-        self.names = files_below(root, extensions).names
-        self.numbers: dict[str, int] = {}
-        for number, name in enumerate(self.names):
+        self.names: dict[str, str] = {}  # by ID and by ID@START; both, because ids may hold _ and digits
+        for name in files_below(root, extensions).names:
             for key in keys_of(name):
-                self.numbers.setdefault(key, number)
+                self.names.setdefault(key, name)
 
-    def cut_clip(self, ytid: str, start: float) -> str | None:
-        """The file named by id and start."""
-        keys = (f"{ytid}@{start:g}", f"{ytid}@{1000 * start:.0f}")
-        return next((self.names[self.numbers[key]] for key in keys if key in self.numbers), None)
-
-    def named(self, ytid: str) -> str | None:
-        """The file named by its id alone."""
-        number = self.numbers.get(ytid)
-        return None if number is None else self.names[number]
+    def find(self, ytid: str, start: float) -> str | None:
+        """The file named by id and start, or by id alone."""
+        keys = (f"{ytid}@{start:g}", f"{ytid}@{1000 * start:.0f}", ytid)
+        return next((self.names[key] for key in keys if key in self.names), None)
 
 
 def keys_of(name: str) -> Iterator[str]:
-    """What a file may be looked up by: ID, or ID@START. Ids may hold _ and digits, so both readings are kept."""
+    """What a file may be looked up by: ID, or ID@START."""
     stem = os.path.basename(name).rpartition(".")[0]
     yield stem[-ID_LENGTH:]
-    times: list[str] = []
-    while (time := TIME.search(stem)) and len(times) < 2:
-        stem = stem[: time.start()]
-        times.insert(0, time.group(1))
-        yield f"{stem[-ID_LENGTH:]}@{float(times[0]):g}" if float(times[0]) < 1e6 else f"{stem[-ID_LENGTH:]}@{times[0]}"
+    for _ in range(2):  # START, or START and END
+        if time := TIME.search(stem):
+            stem, first = stem[: time.start()], time.group(1)
+            yield f"{stem[-ID_LENGTH:]}@{float(first):g}" if float(first) < 1e6 else f"{stem[-ID_LENGTH:]}@{first}"
 
 
 def clips(file: Path, classes: ClassFile, index: ClipIndex) -> Iterator[Clip]:
     """The rows of a segment list, each with its file."""
-    for row in read_table(file, required=(), columns=COLUMNS, comment="#"):
-        if row.values["ytid"].strip().upper() == "YTID":  # the header row of some copies
+    for values, where in read_table(file, required=(), columns=COLUMNS, comment="#"):
+        ytid = values["ytid"].strip()
+        if ytid.upper() == "YTID":  # the header row of some copies
             continue
-        start, end = span_of({"start": row.values["start_seconds"], "end": row.values["end_seconds"]}, row.where)
-        ytid, labels = row.values["ytid"].strip(), tuple(class_names(row, classes))
-        if cut := index.cut_clip(ytid, start):
-            yield Clip(cut, labels, WHOLE, row.where)
-        else:
-            yield Clip(index.named(ytid), labels, (start, end), row.where)
-
-
-def class_names(row: Row, classes: ClassFile) -> list[str]:
-    names = []
-    for mid in row.values["positive_labels"].split(","):
-        name = classes.of_mid.get(mid.strip())
-        if name is None:
-            raise DataError(
-                f"{row.where}: label {quoted(mid.strip())} is not in the class file {quoted(classes.file)}."
-            )
-        names.append(name)
-    return list(dict.fromkeys(names))
+        mids = [mid.strip() for mid in values["positive_labels"].split(",")]
+        if unknown := [mid for mid in mids if mid not in classes.of_mid]:
+            raise DataError(f"{where}: label {quoted(unknown[0])} is not in the class file {quoted(classes.file)}.")
+        start, _ = span_of({"start": values["start_seconds"], "end": values["end_seconds"]}, where)
+        yield Clip(index.find(ytid, start), tuple(dict.fromkeys(classes.of_mid[mid] for mid in mids)), where)

@@ -24,22 +24,22 @@ Value = TypeVar("Value")
 Span = tuple[float, float | None]  # start and end in seconds; None: to the end
 WHOLE: Span = (0.0, None)
 
-# On disk always the same, whatever the machine: little-endian.
-TYPES: dict[str, np.dtype[Any]] = {
-    "B": np.dtype("<u1"),
-    "i": np.dtype("<i4"),
-    "q": np.dtype("<i8"),
-    "d": np.dtype("<f8"),
-}
+# Typecodes of columns by the end of their file's name; "q" for the others. On disk all are little-endian.
+TYPECODES = {"names": "B", "labels": "i", "of": "i", "starts": "d", "stops": "d"}
 AGAIN = "Run the same command again; the index is made anew where it must be."
 PIECE = 1 << 20  # numbers that are looked at in one go
+
+
+def dtype_of(file: Path) -> np.dtype[Any]:
+    """How the numbers of a column are stored in its file."""
+    return np.dtype(TYPECODES.get(file.suffix[1:], "q")).newbyteorder("<")
 
 
 class Column(Sequence[Any]):
     """Numbers in a file. One of them is a plain int or float, a slice is an array."""
 
-    def __init__(self, file: Path, typecode: str) -> None:
-        self.file, self.typecode = file, typecode
+    def __init__(self, file: Path) -> None:
+        self.file = file
         self.size: int | None = None  # numbers; None until they are mapped for the first time
         self.mapped: NDArray[Any] | None = None
 
@@ -54,16 +54,15 @@ class Column(Sequence[Any]):
         return np.array(self.numbers(), dtype=dtype)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"file": self.file, "typecode": self.typecode, "size": self.size, "mapped": None}
+        return {"file": self.file, "size": self.size, "mapped": None}
 
     def numbers(self) -> NDArray[Any]:
         """All of them, mapped."""
         if self.mapped is None:
-            kind = TYPES[self.typecode]
-            try:
-                size = self.file.stat().st_size
-                # An empty file cannot be mapped.
-                mapped = np.memmap(self.file, dtype=kind, mode="r") if size else np.empty(0, kind)
+            kind = dtype_of(self.file)
+            try:  # an empty file cannot be mapped
+                empty = self.file.stat().st_size == 0
+                mapped = np.empty(0, kind) if empty else np.memmap(self.file, dtype=kind, mode="r")
             except (OSError, ValueError) as error:
                 raise DataError(
                     f"the index file {quoted(self.file)} cannot be read: {quoted(error)}. {AGAIN}"
@@ -79,31 +78,30 @@ Reals: TypeAlias = "array[float] | Column"
 
 
 class Growing:
-    """A column in the making: in memory or, if it has a file, there whenever `spill` is called."""
+    """A column in the making: in memory or, with a folder, in a file there whenever `spill` is called."""
 
-    def __init__(self, typecode: str, file: Path | None = None) -> None:
-        self.recent: array[Any] = array(typecode)
-        self.file, self.spilled = file, 0  # numbers that are in the file
+    def __init__(self, name: str, folder: Path | None = None) -> None:
+        self.file = None if folder is None else folder / name
+        self.recent: array[Any] = array(TYPECODES.get(name.rpartition(".")[2], "q"))
         # The array's own methods: one of ours around each would take half of the time that reading a list takes.
         self.append, self.extend, self.add_bytes = self.recent.append, self.recent.extend, self.recent.frombytes
 
-    def __len__(self) -> int:
-        return self.spilled + len(self.recent)
-
     def spill(self) -> None:
         """Move to the file what is in memory."""
-        if self.file is None:
-            return
-        kind = TYPES[self.recent.typecode]
-        with self.file.open("ab") as file:
-            file.write(np.asarray(self.recent, dtype=kind).tobytes())
-        self.spilled += len(self.recent)
-        del self.recent[:]
+        if self.file is not None:
+            with self.file.open("ab") as file:
+                file.write(np.asarray(self.recent, dtype=dtype_of(self.file)).tobytes())
+            del self.recent[:]
 
     def finish(self) -> Any:
         """The column, complete: an array, or the file."""
         self.spill()
-        return self.recent if self.file is None else Column(self.file, self.recent.typecode)
+        return self.recent if self.file is None else Column(self.file)
+
+    def discard(self) -> None:
+        """Remove a column that is not needed."""
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
 
 def renumbered(numbers: Any, final: NDArray[np.int32]) -> Any:
@@ -111,11 +109,11 @@ def renumbered(numbers: Any, final: NDArray[np.int32]) -> Any:
     if not isinstance(numbers, Column):
         return array("i", final[np.asarray(numbers, dtype=np.int64)].astype(np.intc).tobytes())
     if len(numbers):
-        content = np.memmap(numbers.file, dtype=TYPES[numbers.typecode], mode="r+")
+        content = np.memmap(numbers.file, dtype=dtype_of(numbers.file), mode="r+")
         for at in range(0, len(content), PIECE):
             content[at : at + PIECE] = final[content[at : at + PIECE]]
         content.flush()
-    return Column(numbers.file, numbers.typecode)
+    return Column(numbers.file)
 
 
 class Lazy(Sequence[Value], ABC):
@@ -195,7 +193,7 @@ class MemberList(Lazy[TarMember]):
     """Members of many shards: about 20 bytes each and the name."""
 
     def __init__(
-        self, shards: list[Path], *, names: PathList, shard_of: Numbers, offsets: Numbers, sizes: Numbers
+        self, shards: Sequence[Path], *, names: PathList, shard_of: Numbers, offsets: Numbers, sizes: Numbers
     ) -> None:
         self.shards, self.names = shards, names
         self.shard_of, self.offsets, self.sizes = shard_of, offsets, sizes

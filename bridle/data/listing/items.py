@@ -13,10 +13,11 @@ import glob
 import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from math import nan
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from bridle.data.listing.columns import WHOLE, Lazy, PathList, Span
+from bridle.data.listing.columns import WHOLE, Lazy, PathList, Span, Spans
 from bridle.data.listing.folders import files_below, printable
 from bridle.data.listing.manifest import MANIFESTS, manifest_rows, path_of, span_of
 from bridle.data.shards.scan import Contents, scan_shard
@@ -63,39 +64,30 @@ class Item(NamedTuple):
 
 
 class Items(Lazy[Item]):
-    """Items in flat arrays, some 40 bytes each and the name: a million Path objects would be copied into workers."""
+    """Items in flat arrays, 24 bytes each and the name: a million Path objects would be copied into workers."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self.names = PathList(Path())
-        self.shards: list[Path] = []
-        self.shard_of, self.offsets, self.sizes = array("i"), array("q"), array("q")  # shard -1: a file of its own
-        self.starts, self.ends = array("d"), array("d")  # end -1: that of the file
+        self.names = PathList(Path())  # of a member its shard, name, offset and size, with NUL between them
+        self.starts, self.stops = array("d"), array("d")
+        self.spans = Spans(self.starts, self.stops)
         for item in items:
             self.append(item)
 
     def append(self, item: Item) -> None:
         location, (start, end) = item
-        shard, offset, size = -1, 0, 0
-        if isinstance(location, TarMember):
-            if not self.shards or self.shards[-1] != location.shard:
-                self.shards.append(location.shard)
-            shard, offset, size = len(self.shards) - 1, location.offset, location.size
-        self.names.append(location.name if isinstance(location, TarMember) else os.fspath(location))
-        self.shard_of.append(shard)
-        self.offsets.append(offset)
-        self.sizes.append(size)
+        self.names.append("\0".join(map(str, location)) if isinstance(location, TarMember) else os.fspath(location))
         self.starts.append(start)
-        self.ends.append(-1.0 if end is None else end)
+        self.stops.append(nan if end is None else end)
 
     def __len__(self) -> int:
-        return len(self.shard_of)
+        return len(self.starts)
 
     def row(self, at: int) -> Item:
-        span = self.starts[at], None if self.ends[at] < 0 else self.ends[at]
-        path, shard = self.names[at], self.shard_of[at]
-        if shard < 0:
-            return Item(path, span)
-        return Item(TarMember(self.shards[shard], os.fspath(path), self.offsets[at], self.sizes[at]), span)
+        path, *member = os.fspath(self.names[at]).split("\0")
+        if not member:
+            return Item(Path(path), self.spans[at])
+        name, offset, size = member
+        return Item(TarMember(Path(path), name, int(offset), int(size)), self.spans[at])
 
 
 class Inputs(NamedTuple):
@@ -140,7 +132,7 @@ def find_inputs(named: Sequence[str], *, reader: Reader, stdin: IO[bytes] | None
 
 def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[str]) -> Iterator[Item]:
     """The items behind one word."""
-    path = Path(name)
+    path, endings = Path(name), (*reader.extensions, SHARD)
     if name == "-":
         if stdin is None:
             raise UsageError("- stands for standard input, which several processes cannot share; write a manifest.")
@@ -150,13 +142,24 @@ def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[
         yield from in_manifest(path, reader)
         return
     if path.is_dir():
-        files = in_folder(path, reader, notes)
+        _, names, others = files_below(path, endings)
+        files = [path / below for below in names]
+        if not files:
+            raise DataError(
+                f"no {' '.join(reader.extensions)} files in {quoted(path)} or its folders ({others} files of other "
+                "kinds); this model reads no others."
+            )
+        if others:
+            notes.append(f"left out in {quoted(path)}: {others} of other kinds.")
     elif path.exists() or not glob.has_magic(name):
         if path.suffix.lower() != SHARD or not path.is_file():
             require_readable(path, reader)
         files = [path]
     else:
-        files = by_pattern(name, reader)
+        matching = map(Path, sorted(glob.glob(name, recursive=True)))
+        files = [file for file in matching if file.name.lower().endswith(endings) and not file.is_dir()]
+        if not files:
+            raise UsageError(f"{quoted(name)} matches no {' '.join(reader.extensions)} file, which this model reads.")
     for file in files:
         yield from whole_or_members(file, reader, notes)
 
@@ -182,28 +185,6 @@ def scanned(shard: Path, reader: Reader) -> Contents:
     return Contents([], damage=(str(found),)) if isinstance(found, DataError) else found
 
 
-def in_folder(folder: Path, reader: Reader, notes: list[str]) -> list[Path]:
-    """All files of the reader's kinds and tar files below a folder, sorted; hidden ones are left out."""
-    _, names, others = files_below(folder, (*reader.extensions, SHARD))
-    if not names:
-        raise DataError(
-            f"no {' '.join(reader.extensions)} files in {quoted(folder)} or its folders ({others} files of other "
-            "kinds); this model reads no others."
-        )
-    if others:
-        notes.append(f"left out in {quoted(folder)}: {others} of other kinds.")
-    return [folder / name for name in names]
-
-
-def by_pattern(pattern: str, reader: Reader) -> list[Path]:
-    """Files of the reader's kinds and tar files that match a pattern; `**` stands for any number of folders."""
-    matching = (Path(name) for name in sorted(glob.glob(pattern, recursive=True)))
-    paths = [path for path in matching if (is_readable(path, reader) or path.suffix == SHARD) and not path.is_dir()]
-    if not paths:
-        raise UsageError(f"{quoted(pattern)} matches no {' '.join(reader.extensions)} file, which this model reads.")
-    return paths
-
-
 def in_manifest(file: Path, reader: Reader) -> Iterator[Item]:
     """All files, or parts of files, that a manifest names, whatever their split and label."""
     for values, where in manifest_rows(file):
@@ -216,16 +197,11 @@ def in_manifest(file: Path, reader: Reader) -> Iterator[Item]:
         yield Item(file.parent / path_of(values, where), span)
 
 
-def is_readable(path: Path, reader: Reader) -> bool:
-    """Is this the name of a file of a kind the reader knows?"""
-    return path.name.lower().endswith(reader.extensions)
-
-
 def require_readable(path: Path, reader: Reader) -> None:
     """UsageError for a path that is wrong, before anything is read."""
     if path.is_dir():
         raise UsageError(f"{quoted(path)} is a folder; give a file, or use `bridle tokenize` or `bridle embed` on it.")
     if not path.exists():
         raise UsageError(f"{quoted(path)} does not exist; check the path.")
-    if not is_readable(path, reader):
+    if not path.name.lower().endswith(reader.extensions):
         raise UsageError(f"{quoted(path)} is not of a kind this model reads; it reads {' '.join(reader.extensions)}.")

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from bridle.data.listing.audioset import find_audioset, has_audioset
-from bridle.data.listing.folders import existing_folder, find_folders
+from bridle.data.listing.folders import existing_folder, files_below, find_folders
 from bridle.data.listing.manifest import LARGE, index_places, read_manifest, read_table, text_lines
 from bridle.data.listing.table import DataListing, Line, Numbering, Table, hold_out, is_count, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, indexed
@@ -32,7 +32,6 @@ HEADER_WORDS = {
     *("path", "file", "filename", "file_name", "filepath", "name", "image", "video", "clip", "audio"),
     *("label", "labels", "class", "category", "target", "id", "split", "fold", "youtube_id", "time_start", "time_end"),
 }
-FOLDED = ("esc50",)  # layouts that have folds; manifests may
 
 
 def find_data(
@@ -55,10 +54,10 @@ def find_data(
     layout = tell_layout(folder) if layout == "auto" else layout
     if layout == "shards":
         return find_shards(folder, extensions=extensions, test_fold=test_fold)
-    if test_fold is not None and layout not in FOLDED:
-        raise ConfigError(f"data.test_fold: {test_fold} given, but data of the layout {layout!r} has no folds.")
     if layout == "esc50":
         return find_esc50(folder, extensions=extensions, test_fold=test_fold)
+    if test_fold is not None:
+        raise ConfigError(f"data.test_fold: {test_fold} given, but data of the layout {layout!r} has no folds.")
     if layout == "audioset":
         return find_audioset(folder, extensions=extensions, segments=segments)
     if layout == "lists":
@@ -161,7 +160,8 @@ def find_esc50(root: Path, *, extensions: Sequence[str], test_fold: int | None) 
     numbering = Numbering([targets[target] for target in sorted(targets)], file=file)
     if len(numbering.numbers) < len(targets):
         raise DataError(f"{quoted(file)}: two targets have the same category; every class needs its own name.")
-    stored = stored_names(root / "audio", extensions)
+    names = files_below(root / "audio", extensions).names
+    stored = {Path(name).stem: name for name in reversed(names)} | {name: name for name in names}
     table = Table(root=root / "audio", file=file, numbering=numbering)
     missing = 0
     for row in rows:
@@ -172,13 +172,3 @@ def find_esc50(root: Path, *, extensions: Sequence[str], test_fold: int | None) 
         table.add(on_disk or name, labels=[label], fold=int(row.values["fold"]), where=row.where)
     notes = [f"{missing} of the {len(rows)} clips in {quoted(file)} are not in {quoted(root / 'audio')}."]
     return hold_out(table.finish(*(notes if missing else ())), test_fold, file, declared=True)
-
-
-def stored_names(folder: Path, extensions: Sequence[str]) -> dict[str, str]:
-    """File names in a folder, by name and by name without extension."""
-    endings = tuple(extension.lower() for extension in extensions)
-    try:
-        names = sorted(path.name for path in folder.iterdir() if path.name.lower().endswith(endings))
-    except OSError as error:
-        raise DataError(f"folder {quoted(folder)} cannot be listed: {error.strerror}.") from error
-    return {Path(name).stem: name for name in reversed(names)} | {name: name for name in names}

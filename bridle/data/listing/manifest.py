@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import DataListing, Line, Table, Where, hold_out, is_count, read_label_file
@@ -39,27 +39,17 @@ SPLITS = {
 
 
 class Row(NamedTuple):
-    """One row of a table of text."""
+    """One row of a list: text by column, or what a JSON record holds."""
 
-    values: dict[str, str]
-    where: Line
-
-
-class Record(NamedTuple):
-    """One row of a manifest; values are text, or what JSON holds."""
-
-    values: Mapping[str, object]
+    values: dict[str, Any]
     where: Line
 
 
 def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None) -> DataListing:
     """The files a manifest names; relative paths start at `base`, or at the manifest's folder."""
-    if file.suffix.lower() not in MANIFESTS:
-        raise UsageError(f"data.manifest {quoted(file)} is not a .csv, .tsv or .jsonl file; rename it to what it is.")
-    if not file.is_file():
-        raise UsageError(
-            f"data.manifest {quoted(file)} does not exist or is not a file; set data.manifest to your list."
-        )
+    if file.suffix.lower() not in MANIFESTS or not file.is_file():
+        wrong = "does not exist or is not a file" if not file.is_file() else "is not a .csv, .tsv or .jsonl file"
+        raise UsageError(f"data.manifest {quoted(file)} {wrong}; set data.manifest to your list.")
     root, classes = base or file.parent, file.parent / "classes.txt"
     build = partial(parse_manifest, file, root)
     if file.stat().st_size < LARGE:
@@ -78,65 +68,53 @@ def index_places(file: Path) -> list[Path]:
 def parse_manifest(file: Path, root: Path, folder: Path | None) -> DataListing:
     """Read every row; columns go to `folder`, or stay in memory."""
     table = Table(root=root, file=file, numbering=read_label_file(file.parent), folder=folder)
-    decided = False  # whether rows have one label or any number of them; the first that is labelled decides
+    kind: str | None = None  # `label` or `labels`: the first row that is labelled decides
     empty = True
-    for record in manifest_rows(file):
+    for values, where in manifest_rows(file):
         empty = False
-        if not decided and ("label" in record.values or "labels" in record.values):
-            table.multilabel, decided = "labels" in record.values, True
-        add_record(table, record)
+        if kind is None and ("label" in values or "labels" in values):
+            kind = "labels" if "labels" in values else "label"
+            table.multilabel = kind == "labels"
+        split = values.get("split") or ""
+        if not isinstance(split, str) or split.strip().lower() not in SPLITS:
+            raise DataError(f"{where}: split is {quoted(split)}; expected train, test or val.")
+        table.add(
+            path_of(values, where),
+            where=where,
+            labels=labels_of(values, multilabel=table.multilabel, where=where),
+            split=SPLITS[split.strip().lower()],
+            span=span_of(values, where),
+            fold=fold_of(values, where),
+        )
     if empty:
         raise DataError(f"{quoted(file)} lists no files; expected a header and one row for each file.")
     return table.finish()
 
 
-def manifest_rows(file: Path) -> Iterator[Record | Row]:
+def manifest_rows(file: Path) -> Iterator[Row]:
     """The rows of a manifest as they are written."""
-    if file.suffix.lower() in RECORDS:
-        yield from json_records(file)
-    else:
-        yield from read_table(file, required=("path",))
-
-
-def add_record(table: Table, record: Record | Row) -> None:
-    """Check one row and add it."""
-    values, where = record
-    split = values.get("split") or ""
-    if not isinstance(split, str) or split.strip().lower() not in SPLITS:
-        raise DataError(f"{where}: split is {quoted(split)}; expected train, test or val.")
-    table.add(
-        path_of(values, where),
-        where=where,
-        labels=labels_of(values, multilabel=table.multilabel, where=where),
-        split=SPLITS[split.strip().lower()],
-        span=span_of(values, where),
-        fold=fold_of(values, where),
-    )
+    return json_rows(file) if file.suffix.lower() in RECORDS else read_table(file, required=("path",))
 
 
 def path_of(values: Mapping[str, object], where: Where) -> str:
     """The file of a row, as it is written."""
     path = values.get("path")
-    if not isinstance(path, str):
-        raise DataError(f"{where} has no path (it has: {quoted(', '.join(values))}); give each file's path in 'path'.")
-    if not path.strip():
-        raise DataError(f"{where}: the path is empty; give the file's path, or remove the row.")
+    if not isinstance(path, str) or not path.strip():
+        raise DataError(
+            f"{where} has no path (it has: {quoted(', '.join(values))}); give it in 'path', or remove the row."
+        )
     return path.strip()
 
 
 def labels_of(values: Mapping[str, object], *, multilabel: bool, where: Where) -> Sequence[str] | None:
     """The names of a row's classes, None if it is unlabelled."""
-    given = values.get("labels" if multilabel else "label")
-    if "labels" in values and "label" in values:
-        raise DataError(f"{where} has 'label' and 'labels'; use one of them in all rows.")
-    if ("labels" in values and not multilabel) or ("label" in values and multilabel):
-        own, others = ("label", "labels") if multilabel else ("labels", "label")
-        raise DataError(f"{where} has '{own}', the rows before it have '{others}'; use one of them in all rows.")
-    if multilabel:
-        return None if given is None else label_names(given, where)
-    if given is None or given == "":
+    wanted, other = ("labels", "label") if multilabel else ("label", "labels")
+    if other in values:
+        raise DataError(f"{where} has {other!r} where this list has {wanted!r}; use one of them in all rows.")
+    given = values.get(wanted)
+    if given is None or (given == "" and not multilabel):
         return None
-    return [label_name(given, where)]
+    return label_names(given, where) if multilabel else [label_name(given, where)]
 
 
 def label_names(given: object, where: Where) -> list[str]:
@@ -189,7 +167,7 @@ def fold_of(values: Mapping[str, object], where: Where) -> int | None:
     return int(str(given))
 
 
-def json_records(file: Path) -> Iterator[Record]:
+def json_rows(file: Path) -> Iterator[Row]:
     """The objects of a JSONL file, one on each line."""
     for number, line in enumerate(text_lines(file), start=1):
         if not line.strip():
@@ -201,7 +179,7 @@ def json_records(file: Path) -> Iterator[Record]:
             raise DataError(f"{where} is not JSON: {quoted(error)}; expected one record on each line.") from error
         if not isinstance(values, dict):
             raise DataError(f'{where} is not a record; expected something like {{"path": "a.wav"}}.')
-        yield Record(values, where)
+        yield Row(values, where)
 
 
 def read_table(
@@ -210,7 +188,7 @@ def read_table(
     """Rows of a CSV or TSV file by column name (lower case); the first row names the columns unless `columns` does."""
     lines = (line if comment is None or not line.startswith(comment) else "\n" for line in text_lines(file))
     reader = csv.reader(lines, delimiter=DELIMITERS.get(file.suffix.lower(), ","), skipinitialspace=True, strict=True)
-    names = list(columns) if columns is not None else None
+    names = None if columns is None else list(columns)
     while True:
         try:
             fields = next(reader)
@@ -223,24 +201,17 @@ def read_table(
         where = Line(file, reader.line_num)
         if names is None:
             names = [field.strip().lower() for field in fields]
-            check_columns(names, required, file)
+            if missing := [name for name in required if name not in names]:
+                raise DataError(
+                    f"{quoted(file)} has no column {' or '.join(map(repr, missing))}; its first row, which names the "
+                    f"columns, reads {quoted(', '.join(names))}."
+                )
+            if twice := [name for name in names if name and names.count(name) > 1]:
+                raise DataError(f"{quoted(file)} has two columns {quoted(twice[0])}; rename one of them.")
         elif len(fields) != len(names):
             raise DataError(f"{where} has {len(fields)} fields; expected {len(names)} ({', '.join(names)[:80]}).")
         else:
             yield Row(dict(zip(names, fields, strict=True)), where)
-
-
-def check_columns(names: Sequence[str], required: Sequence[str], file: Path) -> None:
-    """Does the header name every column that is needed, and none twice?"""
-    missing = [name for name in required if name not in names]
-    if missing:
-        raise DataError(
-            f"{quoted(file)} has no column {' or '.join(map(repr, missing))}; its first row, which names the columns, "
-            f"reads {quoted(', '.join(names))}."
-        )
-    twice = next((name for name in names if name and names.count(name) > 1), None)
-    if twice is not None:
-        raise DataError(f"{quoted(file)} has two columns {quoted(twice)}; rename one of them.")
 
 
 def text_lines(file: Path) -> Iterator[str]:

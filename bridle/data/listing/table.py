@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import nan
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,7 @@ class Line(NamedTuple):
 
 Where = str | Line  # what begins a message about a row
 SPILL_EVERY = 1 << 17  # rows
+COLUMNS = (*("names", "ends", "labels", "label_ends", "starts", "stops", "folds"), *("of", "offsets", "sizes"))
 
 
 def span_text(span: Span) -> str:
@@ -108,18 +109,11 @@ class Rows:
     """The rows of one split, in columns; those of long lists go to files in `folder` as they grow."""
 
     def __init__(self, root: Path, *, split: str = "", folder: Path | None = None) -> None:
-        def column(name: str, typecode: str) -> Growing:
-            return Growing(typecode, None if folder is None else folder / f"{split}.{name}")
-
         self.root = root
-        self.names, self.ends = column("names", "B"), column("ends", "q")
-        self.values, self.value_ends = column("labels", "i"), column("label_ends", "q")  # see MultiLabels
-        self.starts, self.stops = column("starts", "d"), column("stops", "d")
-        self.folds = column("folds", "q")
-        self.shard_of, self.offsets, self.sizes = column("of", "i"), column("offsets", "q"), column("sizes", "q")
+        self.columns = {name: Growing(f"{split}.{name}", folder) for name in COLUMNS}
         self.shards: list[Path] = []  # that the rows are members of; empty where they are files
-        self.ends.append(0)
-        self.value_ends.append(0)
+        self.columns["ends"].append(0)
+        self.columns["label_ends"].append(0)
         self.labelled: bool | None = None  # None until the first row tells
         self.folded: bool | None = None
         self.spanned = False  # starts and stops are filled in when the first row has some
@@ -131,67 +125,80 @@ class Rows:
 
     def add(self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: Where) -> None:
         """One file, or one member of the last of the shards."""
-        if self.labelled is None:
-            self.labelled = labels is not None
+        if self.rows == 0:
+            self.labelled, self.folded = labels is not None, fold is not None
         if self.labelled != (labels is not None):
             states = ("has no label", "have one") if self.labelled else ("has a label", "have none")
             raise DataError(f"{where} {states[0]}, the rows before it {states[1]}; label every row, or none.")
-        if self.folded is None:
-            self.folded = fold is not None
         if self.folded != (fold is not None):
             raise DataError(f"{where}: fold is {fold}; give a fold in every row, or in none.")
         try:
             encoded = os.fsencode(name)
         except UnicodeEncodeError as error:
             raise DataError(f"{where}: path {quoted(name)} cannot be the name of a file.") from error
-        self.names.add_bytes(encoded)
+        columns = self.columns
+        columns["names"].add_bytes(encoded)
         self.length += len(encoded)
-        self.ends.append(self.length)
+        columns["ends"].append(self.length)
         if labels:
-            self.values.extend(labels)
+            columns["labels"].extend(labels)
             self.seen.update(labels)
             self.label_count += len(labels)
-        self.value_ends.append(self.label_count)
+        columns["label_ends"].append(self.label_count)
         if fold is not None:
-            self.folds.append(fold)
+            columns["folds"].append(fold)
         if self.spanned or span != WHOLE:
             self._add_span(span)
         self.rows += 1
         if self.rows % SPILL_EVERY == 0:
-            self.spill()
+            for column in columns.values():
+                column.spill()
 
     def add_member(self, offset: int, size: int) -> None:
         """Where in the last of the shards the row lies that is added next."""
-        self.shard_of.append(len(self.shards) - 1)
-        self.offsets.append(offset)
-        self.sizes.append(size)
+        for name, value in (("of", len(self.shards) - 1), ("offsets", offset), ("sizes", size)):
+            self.columns[name].append(value)
 
     def _add_span(self, span: Span) -> None:
+        starts, stops = self.columns["starts"], self.columns["stops"]
         if not self.spanned:
             self.spanned = True
-            self.starts.extend(array("d", [WHOLE[0]]) * self.rows)
-            self.stops.extend(array("d", [nan]) * self.rows)
-        self.starts.append(span[0])
-        self.stops.append(nan if span[1] is None else span[1])
+            starts.extend(array("d", [WHOLE[0]]) * self.rows)
+            stops.extend(array("d", [nan]) * self.rows)
+        starts.append(span[0])
+        stops.append(nan if span[1] is None else span[1])
 
-    def spill(self) -> None:
-        """Free the memory, if there are files to write to."""
-        for column in vars(self).values():
-            if isinstance(column, Growing):
-                column.spill()
-
-    def listing(self, final: NDArray[np.int32] | None, *, multilabel: bool) -> Listing:
-        """The rows with their final class numbers."""
-        labels: Labels | None = None
+    def finish(self, final: NDArray[np.int32] | None, *, multilabel: bool) -> tuple[Listing, Sequence[int] | None]:
+        """The rows with their final class numbers (None: without labels), and their folds; nothing else is kept."""
+        wanted = {"names", "ends", "folds" if self.folded else ""}
         if final is not None:
-            values = renumbered(self.values.finish(), final)
-            labels = MultiLabels(values, self.value_ends.finish()) if multilabel else values
-        names = PathList.packed(self.root, buffer=self.names.finish(), ends=self.ends.finish())
-        paths: Sequence[Location] = names
-        if self.shards:
-            columns = {"shard_of": self.shard_of, "offsets": self.offsets, "sizes": self.sizes}
-            paths = MemberList(self.shards, names=names, **{key: column.finish() for key, column in columns.items()})
-        return Listing(paths, labels, Spans(self.starts.finish(), self.stops.finish()) if self.spanned else None)
+            wanted |= {"labels", "label_ends"} if multilabel else {"labels"}
+        wanted |= {"starts", "stops"} if self.spanned else set()
+        wanted |= {"of", "offsets", "sizes"} if self.shards else set()
+        columns = {name: self.columns[name].finish() for name in COLUMNS if name in wanted}
+        self.discard(keep=wanted)
+        if final is not None:
+            columns["labels"] = renumbered(columns["labels"], final)
+        return listing_of(columns, root=self.root, shards=self.shards), columns.get("folds")
+
+    def discard(self, keep: Collection[str] = ()) -> None:
+        """Remove the files of columns that are not needed."""
+        for name in set(COLUMNS).difference(keep):
+            self.columns[name].discard()
+
+
+def listing_of(columns: Mapping[str, Any], *, root: Path, shards: Sequence[Path]) -> Listing:
+    """The rows of finished columns, by name; they are members of `shards` where there are some."""
+    paths: Sequence[Location] = PathList.packed(root, buffer=columns["names"], ends=columns["ends"])
+    if shards:
+        members = {"shard_of": columns["of"], "offsets": columns["offsets"], "sizes": columns["sizes"]}
+        paths = MemberList(
+            shards, names=PathList.packed(Path(), buffer=columns["names"], ends=columns["ends"]), **members
+        )
+    labels: Labels | None = columns.get("labels")
+    if "label_ends" in columns:
+        labels = MultiLabels(columns["labels"], columns["label_ends"])
+    return Listing(paths, labels, Spans(columns["starts"], columns["stops"]) if "starts" in columns else None)
 
 
 class Table:
@@ -236,26 +243,21 @@ class Table:
         if train.labelled and test is not None and not test.labelled:
             said.append(f"the test rows of {quoted(self.file)} have no labels and are left out.")
             test = None
+        for rows in self.splits.values():
+            if rows not in (train, test):
+                rows.discard()
         classes, final = self.numbering.settled() if train.labelled else (None, None)
         if classes is not None and test is not None:
             names = list(self.numbering.numbers)
             unseen = sorted(names[number] for number in test.seen - train.seen)
             said += check_classes(unseen, self.file, declared=self.numbering.names is not None)
-        folds = train.folds.finish() if train.folded else None
-        to_train = train.listing(final, multilabel=self.multilabel)
-        to_test = None if test is None else test.listing(final, multilabel=self.multilabel)
-        if self.in_memory and (shared := _shared(to_train, to_test)):
-            said.append(
-                f"{shared} of the test files of {quoted(self.file)} are also for training: scores are too good."
-            )
+        to_train, folds = train.finish(final, multilabel=self.multilabel)
+        to_test = None if test is None else test.finish(final, multilabel=self.multilabel)[0]
+        if self.in_memory and to_test and not (to_train.spans or to_test.spans):
+            shared = len(set(to_train.paths) & set(to_test.paths))
+            note = f"{shared} of the test files of {quoted(self.file)} are also for training: scores are too good."
+            said += [note] if shared else []
         return DataListing(to_train, to_test, classes, folds, notes=tuple(said))
-
-
-def _shared(train: Listing, test: Listing | None) -> int:
-    """Whole files that are in both."""
-    if test is None or train.spans is not None or test.spans is not None:
-        return 0
-    return len(set(train.paths) & set(test.paths))
 
 
 def check_classes(unseen: Sequence[str], file: Path, *, declared: bool) -> list[str]:

@@ -23,18 +23,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.data.listing.columns import Column, MemberList, MultiLabels, PathList, Spans
-from bridle.data.listing.table import DataListing, Listing
-from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Labels
+from bridle.data.listing.columns import Column, MemberList
+from bridle.data.listing.table import COLUMNS, DataListing, listing_of
 from bridle.errors import quoted
 from bridle.files import remove_stale, replacing_folder, sha256_of, sha256_of_json
 
-FORMAT = 1
+FORMAT = 2
 FACTS = "index.json"
+SPLITS = ("train", "test", "val")
 VERIFIED = 128 * 2**20  # bytes; the content of larger indexes is only verified by `bridle data check`
-SPLITS = ("train", "test")
-TYPECODES = {"names": "B", "labels": "i", "of": "i", "starts": "d", "stops": "d"}  # "q" for the others
 
 
 class Stored(NamedTuple):
@@ -78,69 +75,53 @@ def build_at(place: Path, *, key: str, root: Path, build: Callable[[Path | None]
 
 def write_facts(folder: Path, listing: DataListing, *, key: str, root: Path) -> None:
     """Make the columns in a folder an index."""
-    train = split_facts(listing.train, root)
-    test = None if listing.test is None else split_facts(listing.test, root)
-    wanted = columns_of(train) + ([] if test is None else columns_of(test))
-    if listing.folds is not None:
-        wanted.append(f"{train['prefix']}.folds")
-    for file in list(folder.iterdir()):
-        if file.name not in wanted:
-            file.unlink()
     facts: dict[str, Any] = {
         "format": FORMAT,
         "key": key,
         "classes": listing.classes,
-        "folds": listing.folds is not None,
         "notes": listing.notes,
-        "train": train,
-        "test": test,
-        "files": {name: [(folder / name).stat().st_size, sha256_of(folder / name)] for name in sorted(wanted)},
+        "shards": [
+            [shard.relative_to(root).as_posix() for shard in split.paths.shards]
+            if split is not None and isinstance(split.paths, MemberList)
+            else []
+            for split in (listing.train, listing.test)
+        ],
+        "files": {file.name: [file.stat().st_size, sha256_of(file)] for file in sorted(folder.iterdir())},
     }
     (folder / FACTS).write_text(json.dumps({**facts, "digest": sha256_of_json(facts)}), encoding="utf-8")
 
 
-def split_facts(listing: Listing, root: Path) -> dict[str, Any]:
-    """What the columns of a split do not say themselves."""
-    members = listing.paths if isinstance(listing.paths, MemberList) else None
-    names = listing.paths if members is None else members.names
-    assert isinstance(names, PathList)
-    assert isinstance(names.ends, Column)  # built in a folder
-    return {
-        "prefix": names.ends.file.name.partition(".")[0],  # what is held out may be called val
-        "labelled": listing.labels is not None,
-        "multilabel": isinstance(listing.labels, MultiLabels),
-        "spanned": listing.spans is not None,
-        "shards": None if members is None else [shard.relative_to(root).as_posix() for shard in members.shards],
-    }
-
-
-def columns_of(split: dict[str, Any]) -> list[str]:
-    """The files of a split."""
-    names = ["names", "ends"]
-    names += ["labels"] if split["labelled"] else []
-    names += ["label_ends"] if split["multilabel"] else []
-    names += ["starts", "stops"] if split["spanned"] else []
-    names += ["of", "offsets", "sizes"] if split["shards"] is not None else []
-    return [f"{split['prefix']}.{name}" for name in names]
-
-
 def read_index(folder: Path, *, key: str, root: Path) -> Stored:
-    """The index in a folder, if it is whole and has this key."""
+    """The index in a folder, if it is whole and has this key.
+
+    Its columns are mapped at once, so that they stay what they are if another index takes their place.
+    """
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         if facts["format"] != FORMAT or facts["key"] != key:
             return Stored(None, "it belongs to another state of the data")
         if (damaged := damage(folder, facts)) is not None:
             return Stored(None, damaged)
-        train, test = (None if facts[name] is None else read_split(folder, facts[name], root) for name in SPLITS)
-        assert train is not None
+        splits: dict[str, dict[str, Column]] = {"train": {}}  # and test, or val
+        for name in facts["files"]:
+            split, _, column = name.partition(".")
+            if split not in SPLITS or column not in COLUMNS:
+                return Stored(None, f"{quoted(name)} is no column of it")
+            splits.setdefault(split, {})[column] = mapped = Column(folder / name)
+            mapped.numbers()
+        listings = [
+            listing_of(columns, root=root, shards=[root / shard for shard in shards])
+            for columns, shards in zip(splits.values(), facts["shards"], strict=False)
+        ]
         classes = None if facts["classes"] is None else tuple(facts["classes"])
-        folds = Column(folder / f"{facts['train']['prefix']}.folds", "q") if facts["folds"] else None
-        return Stored(DataListing(train, test, classes, folds, tuple(facts["notes"])), None)
+        test = listings[1] if len(listings) > 1 else None
+        return Stored(
+            DataListing(listings[0], test, classes, splits["train"].get("folds"), tuple(facts["notes"])), None
+        )
     except FileNotFoundError as error:
         missing = folder.is_dir()
         return Stored(None, f"{quoted(error.filename)} is missing" if missing else None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Stored(None, f"{FACTS} cannot be read: {quoted(error)}")
 
 
@@ -157,26 +138,6 @@ def damage(folder: Path, facts: dict[str, Any], *, limit: int | None = VERIFIED)
         if verified and sha256_of(folder / name) != content:
             return f"{name} is damaged"
     return None
-
-
-def read_split(folder: Path, split: dict[str, Any], root: Path) -> Listing:
-    """One split. Its columns are mapped at once, so that they stay what they are if another index takes their place."""
-
-    def column(name: str) -> Column:
-        found = Column(folder / f"{split['prefix']}.{name}", TYPECODES.get(name, "q"))
-        found.numbers()
-        return found
-
-    shards = split["shards"]
-    names = PathList.packed(root if shards is None else Path(), buffer=column("names"), ends=column("ends"))
-    paths: Sequence[Location] = names
-    if shards is not None:
-        columns = {"shard_of": column("of"), "offsets": column("offsets"), "sizes": column("sizes")}
-        paths = MemberList([root / shard for shard in shards], names=names, **columns)
-    labels: Labels | None = None
-    if split["labelled"]:
-        labels = MultiLabels(column("labels"), column("label_ends")) if split["multilabel"] else column("labels")
-    return Listing(paths, labels, Spans(column("starts"), column("stops")) if split["spanned"] else None)
 
 
 def cache_place(target: Path) -> Path:

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.data.listing.table import DataListing, Rows, hold_out
+from bridle.data.listing.table import DataListing, Rows, hold_out, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.shards.scan import Contents, Label, ShardRow, ShardSample, scan_shard
@@ -49,13 +49,6 @@ class ShardFiles(NamedTuple):
     train: list[Path]
     test: list[Path]
     notes: tuple[str, ...] = ()
-
-
-class Naming(NamedTuple):
-    """The classes, and whether a number is a position among them (or a name made of digits)."""
-
-    classes: tuple[str, ...]
-    numbered: bool
 
 
 def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None = None) -> DataListing:
@@ -160,11 +153,16 @@ def scan_shards(
 ) -> DataListing:
     """What the headers and labels of all shards say; columns go to `folder`, or stay in memory."""
     numbers: dict[Label, int] = {}
-    train, test = (
-        collect(split, paths, extensions, folder, numbers, workers) if paths else None
-        for split, paths in (("train", files.train), ("test", files.test))
-    )
-    assert train is not None
+    collected: list[ShardRows] = []
+    scan = partial(scan_shard, extensions=tuple(extensions))
+    for split, shards in (("train", files.train), ("test", files.test)):
+        collected.append(ShardRows(split, folder, numbers))
+        results = map_in_order(scan, shards, workers=workers, records=(Contents, ShardSample, ShardRow))
+        for shard, contents in zip(shards, results, strict=True):
+            if isinstance(contents, DataError):
+                raise contents
+            collected[-1].add_shard(shard, contents)
+    train, test = collected[0], collected[1] if files.test else None
     if not train:
         raise DataError(
             f"no {' '.join(extensions)} members in the {len(files.train)} shard(s) of {quoted(root)}, the first one "
@@ -173,72 +171,42 @@ def scan_shards(
     if test is not None and test.damage:
         raise DataError(f"{test.damage[0]} Scores need every held-out sample: copy the shard again.")
     notes = [*files.notes, *train.damage, *train.notes, *(test.notes if test else [])]
-    if train.unlabelled:
-        if train.unlabelled < len(train):
-            notes.append(f"{train.unlabelled} of {len(train)} training samples have no label, so none is used.")
-        held_out = test.listing(None, multilabel=False) if test else None
-        return DataListing(train.listing(None, multilabel=False), held_out, None, folds_of(train), tuple(notes))
-    if test is not None and test.unlabelled:
+    if 0 < train.unlabelled < len(train):
+        notes.append(f"{train.unlabelled} of {len(train)} training samples have no label, so none is used.")
+    if not train.unlabelled and test is not None and test.unlabelled:
         notes.append("the held-out shards have samples without a label and are left out; scores come from train.")
         test = None
-    naming = name_classes(root, train)
-    final, multilabel = number(train, test, naming, root), any(rows.multilabel for rows in (train, test) if rows)
-    held_out = None if test is None else test.listing(final, multilabel=multilabel)
-    to_train = train.listing(final, multilabel=multilabel)
-    return DataListing(to_train, held_out, naming.classes, folds_of(train), tuple(notes))
+    if test is None:
+        collected[1].discard()
+    classes, final = (None, None) if train.unlabelled else number_classes(root, train, test)
+    multilabel = train.multilabel or (test is not None and test.multilabel)
+    to_train, folds = train.finish(final, multilabel=multilabel)
+    to_test = None if test is None else test.finish(final, multilabel=multilabel)[0]
+    return DataListing(to_train, to_test, classes, folds, tuple(notes))
 
 
-def collect(
-    split: str,
-    shards: Sequence[Path],
-    extensions: Sequence[str],
-    folder: Path | None,
-    numbers: dict[Label, int],
-    workers: int,
-) -> ShardRows:
-    collected = ShardRows(split, folder, numbers)
-    scan = partial(scan_shard, extensions=tuple(extensions))
-    results = map_in_order(scan, shards, workers=workers, records=(Contents, ShardSample, ShardRow))
-    for shard, contents in zip(shards, results, strict=True):
-        if isinstance(contents, DataError):
-            raise contents
-        collected.add_shard(shard, contents)
-    return collected
-
-
-def folds_of(train: ShardRows) -> Sequence[int] | None:
-    folds: Sequence[int] | None = train.folds.finish() if train.folded else None
-    return folds
-
-
-def name_classes(root: Path, train: ShardRows) -> Naming:
-    """The classes in order: by classes.txt, by number, or by name."""
-    names = root / "classes.txt"
-    if names.is_file():
-        lines = names.read_text(encoding="utf-8", errors="replace").splitlines()
-        return Naming(tuple(line.strip() for line in lines if line.strip()), numbered=True)
+def number_classes(root: Path, train: ShardRows, test: ShardRows | None) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """The classes in order (by classes.txt, by number, or by name), and the position among them of each label, by the
+    number it was given when it was first seen."""
+    classes = read_label_file(root).names
     seen = [label for label, number in train.numbers.items() if number in train.first]
-    counts = [label for label in seen if isinstance(label, int)]
-    if len(counts) < len(seen):
-        return Naming(tuple(sorted({str(label) for label in seen})), numbered=False)
-    if max(counts, default=0) >= MOST_CLASSES:
-        raise DataError(f"{quoted(root)}: label {max(counts)} is no class number; classes are numbered from 0.")
-    return Naming(tuple(str(i) for i in range(max(counts, default=0) + 1)), numbered=True)
-
-
-def number(train: ShardRows, test: ShardRows | None, naming: Naming, root: Path) -> NDArray[np.int32]:
-    """The position in the classes for each label, by the number it was given when it was first seen."""
-    places = {name: i for i, name in enumerate(naming.classes)}
+    numbered = classes is not None or all(isinstance(label, int) for label in seen)
+    if classes is None and numbered:
+        last = max((int(label) for label in seen), default=0)
+        if last >= MOST_CLASSES:
+            raise DataError(f"{quoted(root)}: label {last} is no class number; classes are numbered from 0.")
+        classes = tuple(map(str, range(last + 1)))
+    elif classes is None:
+        classes = tuple(sorted(set(map(str, seen))))
+    positions = {name: i for i, name in enumerate(classes)}
     final = np.zeros(len(train.numbers), dtype=np.int32)
     for label, given in train.numbers.items():
-        at = label if naming.numbered and isinstance(label, int) else places.get(str(label), -1)
         where = train.first.get(given) or (None if test is None else test.first.get(given))
-        if where is None:
-            continue  # only seen in what is left out
-        if not 0 <= at < len(naming.classes):
+        at = label if numbered and isinstance(label, int) else positions.get(str(label), -1)
+        if where is not None and not 0 <= at < len(classes):  # else only seen in what is left out
             raise DataError(
-                f"{where} has the label {quoted(label)}, which is none of the {len(naming.classes)} classes of "
+                f"{where} has the label {quoted(label)}, which is none of the {len(classes)} classes of "
                 f"{quoted(root)}; a class must be in train or in classes.txt."
             )
-        final[given] = at
-    return final
+        final[given] = at if where is not None else 0
+    return classes, final

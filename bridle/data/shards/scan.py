@@ -96,24 +96,16 @@ class Scan:
                     notes[key] = merged(notes[key], note) if key in notes else note
             else:
                 others += 1
-        unknown = Note((ShardRow(),))
+        unknown, shard = Note((ShardRow(),)), quoted(self.shard)
         samples = [
             ShardSample(name, offset, size, row)
             for key, name, offset, size in members
             for row in notes.get(key, unknown).rows
         ]
-        return Contents(
-            samples,
-            multilabel=any(note.multilabel for note in notes.values()),
-            notes=self._left_aside(refused, others),
-            damage=tuple(self.damage),
-        )
-
-    def _left_aside(self, refused: int, others: int) -> tuple[str, ...]:
-        shard = quoted(self.shard)
         said = [f"{refused} member(s) of {shard} are links, devices or lead outside; left aside."] if refused else []
         said += [f"{others} member(s) of {shard} are neither samples nor labels; left aside."] if others else []
-        return tuple(said)
+        multilabel = any(note.multilabel for note in notes.values())
+        return Contents(samples, multilabel, tuple(said), tuple(self.damage))
 
     def _following(self) -> tarfile.TarInfo | None:
         """The next header, or None at the end; damage ends a shard too, and a note says what was not reached."""

@@ -16,7 +16,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from bridle.data.listing.table import DataListing, Listing
 from bridle.data.listing.table_on_disk import FORMAT, build_at
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import Modality, all_extensions, file_modalities, file_modality
-from bridle.data.shards.packing import Group, Packed, entry_bytes, pack, rows_of
+from bridle.data.shards.packing import entry_bytes, pack, rows_of
 from bridle.data.shards.reader import INDEX, scan_shards, shards_key, split_shards
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked as locked_file
@@ -80,31 +79,36 @@ class Written(NamedTuple):
 
 
 class Shards:
-    """Everything that a worker needs to write any shard of a data set."""
+    """Everything that a worker needs to write any shard of a data set; `known` are those of an earlier run, by name."""
 
-    def __init__(self, *, found: DataListing, root: Path, out: Path, extensions: Sequence[str]) -> None:
+    def __init__(
+        self, *, found: DataListing, root: Path, out: Path, extensions: Sequence[str], known: dict[str, Record]
+    ) -> None:
         self.splits: dict[str, Listing] = {"train": found.train}
         if found.test is not None:
             self.splits["test"] = found.test
-        self.folds, self.root, self.out, self.extensions = found.folds, root, out, tuple(extensions)
+        self.folds, self.root, self.out, self.extensions, self.known = found.folds, root, out, tuple(extensions), known
 
-    def groups(self, job: Job) -> Iterator[Group]:
-        """The files of a shard, each with the rows that speak of it."""
-        folds = self.folds if job.split == "train" else None
-        return rows_of(self.splits[job.split], job.rows, folds=folds, root=self.root)
-
-    def write(self, job: Job, known: Record | None) -> Record | OSError:
+    def write(self, job: Job) -> Record | OSError:
         """Write a shard, unless it is there already; an error of the disk is returned, or a worker would hide it."""
         try:
-            groups = list(self.groups(job))
+            folds = self.folds if job.split == "train" else None
+            groups = list(rows_of(self.splits[job.split], job.rows, folds=folds, root=self.root))
             wanted = sha256_of_json([FORMAT, self.extensions, [group.facts() for group in groups]])
-            target = self.out / job.name
+            target, known = self.out / job.name, self.known.get(job.name)
             if known is not None and known.digest == wanted and stamp(target)[0] == known.bytes:
                 return known
             with replacing(target) as part:
                 with part.open("wb") as file:
                     packed = pack(groups, file, extensions=self.extensions)
-                record = record_of(job, packed, part, wanted)
+                record = Record(
+                    name=job.name,
+                    split=job.split,
+                    bytes=part.stat().st_size,
+                    sha256=sha256_of(part),
+                    digest=wanted,
+                    **packed._asdict(),
+                )
                 # In this order a kill leaves no shard without a record, and no record beside an older shard.
                 target.unlink(missing_ok=True)
                 write_json(self.out / RECORDS / f"{job.name}.json", record._asdict())
@@ -153,31 +157,33 @@ def write_shards(
     """Write a data set of files as shards into `out`; what an earlier run finished is kept."""
     check_classes(found.classes)
     with locked(out):
-        shards = Shards(found=found, root=root, out=out, extensions=extensions)
         known = known_records(out)
+        shards = Shards(found=found, root=root, out=out, extensions=extensions, known=known)
         jobs = [job for split, listing in shards.splits.items() for job in plan(split, listing, shard_mb << 20)]
         records: list[Record] = []
-        kept, done, total = 0, 0, sum(len(job.rows) for job in jobs)
-        if tell is not None and total > 1:
+        done, total = 0, sum(len(job.rows) for job in jobs)
+        tell = tell or (lambda done, total: None)
+        if total > 1:
             tell(1, total)  # the clock starts
-        for record in map_in_order(partial(write_one, shards, known), jobs, workers=workers, records=(Record,)):
+        for record in map_in_order(shards.write, jobs, workers=workers, records=(Record,)):
             if isinstance(record, OSError):
                 raise record
-            kept += known.get(record.name) == record
             done += record.samples + len(record.skipped)
             records.append(record)
-            if tell is not None:
-                tell(min(done, total - 1), total)
+            tell(min(done, total - 1), total)
         check_held_out(records)
-        finish(records, found, source=source, extensions=extensions, out=out, workers=workers)
-        if tell is not None:
-            tell(total, total)
-    return summed_up(records, kept=kept, out=out, notes=found.notes)
-
-
-def write_one(shards: Shards, known: dict[str, Record], job: Job) -> Record | OSError:
-    """One job, in a worker."""
-    return shards.write(job, known.get(job.name))
+        samples = finish(records, found, source=source, extensions=extensions, out=out, workers=workers)
+        tell(total, total)
+    return Written(
+        out=out,
+        shards=len(records),
+        kept=sum(known.get(record.name) == record for record in records),
+        samples=samples,
+        skipped=sum(len(record.skipped) for record in records),
+        renamed=sum(record.renamed for record in records),
+        bytes=sum(record.bytes for record in records),
+        notes=found.notes,
+    )
 
 
 def plan(split: str, listing: Listing, limit: int) -> Iterator[Job]:
@@ -192,19 +198,6 @@ def plan(split: str, listing: Listing, limit: int) -> Iterator[Job]:
             first, size, number = at, 0, number + 1
         size += more
     yield Job(split, number, range(first, len(listing.paths)))
-
-
-def record_of(job: Job, packed: Packed, file: Path, wanted: str) -> Record:
-    return Record(
-        name=job.name,
-        split=job.split,
-        samples=packed.samples,
-        renamed=packed.renamed,
-        bytes=file.stat().st_size,
-        sha256=sha256_of(file),
-        digest=wanted,
-        skipped=packed.skipped,
-    )
 
 
 def known_records(out: Path) -> dict[str, Record]:
@@ -244,8 +237,11 @@ def check_held_out(records: Sequence[Record]) -> None:
 
 def finish(
     records: Sequence[Record], found: DataListing, *, source: str, extensions: Sequence[str], out: Path, workers: int
-) -> None:
-    """Class names, index, list of skipped files, and the manifest at last; leftovers of other states are removed."""
+) -> dict[str, int]:
+    """Class names, index, list of skipped files, and the manifest at last; leftovers of other states are removed.
+
+    Returns the number of samples of each split.
+    """
     for name in known_records(out).keys() - {record.name for record in records}:
         (out / Path(name).name).unlink(missing_ok=True)
     if found.classes is None:
@@ -265,7 +261,9 @@ def finish(
         root=out,
         build=lambda folder: scan_shards(out, files, extensions, folder, workers=workers),
     )
-    samples = {split: sum(record.samples for record in records if record.split == split) for split in ("train", "test")}
+    samples: dict[str, int] = {}
+    for record in records:
+        samples[record.split] = samples.get(record.split, 0) + record.samples
     facts = {
         "format": FORMAT,
         "source": source,
@@ -276,22 +274,7 @@ def finish(
     }
     write_json(out / MANIFEST, facts)
     shutil.rmtree(out / RECORDS, ignore_errors=True)
-
-
-def summed_up(records: Sequence[Record], *, kept: int, out: Path, notes: tuple[str, ...]) -> Written:
-    samples: dict[str, int] = {}
-    for record in records:
-        samples[record.split] = samples.get(record.split, 0) + record.samples
-    return Written(
-        out=out,
-        shards=len(records),
-        kept=kept,
-        samples=samples,
-        skipped=sum(len(record.skipped) for record in records),
-        renamed=sum(record.renamed for record in records),
-        bytes=sum(record.bytes for record in records),
-        notes=notes,
-    )
+    return samples
 
 
 @contextmanager

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-import soundfile
 
 from bridle.data.listing.audioset import availability
 from bridle.data.listing.layouts import find_data
@@ -93,23 +91,6 @@ def test_an_id_that_ends_like_a_time_is_found(tmp_path: Path) -> None:
     assert sorted(path.name for path in found.train.paths) == ["a_b_c_d_1_2_0_10.wav", "abcdefghi_3_5.000.wav"]
 
 
-def test_the_segment_of_a_whole_video_is_read_and_all_of_a_clip(tmp_path: Path) -> None:
-    audioset(tmp_path, "later_30.000.wav")
-    rows = [f'{name}, 3, 5, "/m/0bt9lr"\n' for name in ("video_of_7s", "clip_of_2_s", "long_clip_x", "damaged_one")]
-    rows += [f'{name}, "/m/0bt9lr"\n' for name in ("start_named, 3, 5", "early_clip_, 0.5, 2.5")]
-    (tmp_path / "balanced_train_segments.csv").write_text("".join(rows))
-    for name, seconds in (("video_of_7s", 7), ("clip_of_2_s", 2), ("long_clip_x", 3.5), ("early_clip_", 2)):
-        soundfile.write(tmp_path / f"{name}.wav", np.zeros(round(seconds * 8_000)), 8_000)
-    soundfile.write(tmp_path / "start_named_3.000.wav", np.zeros(9 * 8_000), 8_000)
-    (tmp_path / "damaged_one.wav").write_text("no sound")
-    found = find(tmp_path)
-    assert found.train.spans is not None
-    spans = dict(zip((path.stem for path in found.train.paths), found.train.spans, strict=True))
-    assert spans.pop("video_of_7s") == (3.0, 5.0)
-    assert set(spans.values()) == {(0.0, None)}
-    assert len(spans) == 5
-
-
 def test_segments_choose_what_train_is(tmp_path: Path) -> None:
     audioset(tmp_path, *ON_DISK, "x/unbalanced1.wav")
     (tmp_path / "unbalanced_train_segments.csv").write_text('unbalanced1, 0, 10, "/m/0bt9lr"\n')
@@ -122,7 +103,7 @@ def test_segments_choose_what_train_is(tmp_path: Path) -> None:
 
 def test_availability_counts_segments_and_classes(tmp_path: Path) -> None:
     there = availability(audioset(tmp_path, *ON_DISK), extensions=(".wav", ".flac"))
-    assert [(row.segment, row.listed, row.found, row.share) for row in there.segments] == [
+    assert [(row.name, row.listed, row.found, row.share) for row in there.segments] == [
         ("balanced_train", 4, 3, 0.75),
         ("eval", 2, 1, 0.5),
     ]
