@@ -6,12 +6,15 @@ make demo && python benchmarks/demo_figure.py [--demo demo] [--out docs/figures]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from bridle.report.page import probes_by_title, read_run
-from bridle.report.plots import demo_summary_figure
+from bridle.report.plots import draw_probes
 from bridle.report.runs import RunSummary
+from bridle.report.svg import FONT_SIZE, LIGHT, MARGIN, drawing
 from bridle.report.tables import baselines_of, with_spread
+from bridle.runs.results import Scores
 
 
 def markdown(runs: list[RunSummary]) -> str:
@@ -34,6 +37,22 @@ def markdown(runs: list[RunSummary]) -> str:
     return "\n".join(lines)
 
 
+def draw(results: Mapping[str, Mapping[str, Scores]], path: Path) -> None:
+    """A PNG of {data set: {"raw input": scores, "VQ iter 1": …, "RQ iter 2": …}}, one panel per data set."""
+    size = (1.1 + 2.6 * len(results), 0.27 * max(map(len, results.values())) + 1.1)
+    with drawing(size, LIGHT, margin=MARGIN) as figure:
+        axes = figure.subplots(1, len(results), squeeze=False)[0]
+        first = list(next(iter(results.values())))
+        for n, (ax, (title, probes)) in enumerate(zip(axes, results.items(), strict=True)):
+            draw_probes(ax, probes, LIGHT)
+            if n and list(probes) == first:
+                ax.set_yticklabels([""] * len(probes))
+            ax.set_title(title, loc="left", fontsize=FONT_SIZE + 1.5, fontweight="bold", color=LIGHT["ink"])
+        below = {"color": LIGHT["muted"], "fontsize": FONT_SIZE - 0.5}
+        figure.supxlabel("linear probe accuracy in %, with 95 % intervals", **below)
+        figure.savefig(path, dpi=200, facecolor=LIGHT["paper"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demo", type=Path, default=Path("demo"))
@@ -42,7 +61,7 @@ def main() -> None:
     names = [f"{m}-{q}" for m in ("image", "video", "audio") for q in ("vq", "rq")]
     runs = [read_run(arguments.demo / name) for name in names]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "demo.png").write_bytes(demo_summary_figure(probes_by_title(runs)))
+    draw(probes_by_title(runs), arguments.out / "demo.png")
     print(markdown(runs))
 
 

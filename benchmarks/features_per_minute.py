@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bridle.report.curves import Point, averaged, draw_lines
-from bridle.report.svg import FONT_SIZE, LIGHT, drawing, png
+from bridle.report.svg import FONT_SIZE, LIGHT, MARGIN, drawing
 
 TITLES = {"esc50-tiny": "ESC-50, linear probe", "cifar10-tiny": "CIFAR-10, linear probe"}
 NAMES = {"RQ 4 x 256": "RQ 4 × 256", "VQ 1 x 1024": "VQ 1 × 1024", "patches": "patches (MAE)"}
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("tables", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=Path("docs/figures/features-per-minute.png"))
     arguments = parser.parse_args()
-    with drawing((4.3 * len(arguments.tables), 3.3), LIGHT, margin=0.1) as figure:
+    with drawing((4.3 * len(arguments.tables), 3.3), LIGHT, margin=MARGIN) as figure:
         axes = figure.subplots(1, len(arguments.tables), squeeze=False)[0]
         for ax, table in zip(axes, arguments.tables, strict=True):
             lines = read_lines(table / "curves.csv")
@@ -69,7 +69,7 @@ def main() -> None:
                 )
                 print(f"  {name} passes that {told}; ends at {100 * line[-1][1]:.1f} %")
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_bytes(png(figure, LIGHT))
+        figure.savefig(arguments.out, dpi=200, facecolor=LIGHT["paper"])
     print(f"wrote {arguments.out}")
 
 

@@ -96,7 +96,8 @@ def codebooks(
     Example:  bridle codebooks runs/c10
     """
     from bridle.evaluate.codebooks.command import examine_run
-    from bridle.report.codebook_tables import codebook_table, verdict_lines, write_codebook_figures
+    from bridle.report.plots import write_codebook_figures
+    from bridle.report.tables import codebook_table, verdict_lines
     from bridle.runs.results import read_results
 
     run = here(run)

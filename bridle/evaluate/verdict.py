@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from bridle.config import Config
 from bridle.evaluate.significance import NO_SPREAD, Change, compare, compare_hits
-from bridle.runs.results import BASELINES, Evaluation, Results, Scores
+from bridle.runs.results import Evaluation, Results, Scores
 from bridle.seeding import generator
 
 FEW_EPOCHS = 20  # passes over the data; with fewer, training longer is the first thing to try
@@ -44,7 +44,7 @@ def judge_results(results: Results, config: Config | None = None) -> Verdict | N
     if not scored:
         return None
     last = scored[-1]
-    baselines = {words: results.baselines[key] for key, words in BASELINES.items() if key in results.baselines}
+    baselines = results.named_baselines
     for entry in results.evaluations:
         if entry.start == "scratch" and entry.scores is not None:
             baselines["training from scratch"] = entry.scores

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from bridle.data.modality import modality_of
 from bridle.export.load import Trained
 from bridle.report.runs import decimal, items, mapping, percent, thousands
-from bridle.runs.results import BASELINES, Evaluation, Results, readable_part
+from bridle.runs.results import Evaluation, Results, readable_part
 
 UNKNOWN = "not stated; ask the author of the model before you use it beyond research"
 
@@ -124,7 +124,7 @@ def _scores(trained: Trained) -> Iterator[str]:
     yield f"| features | score | interval | {scored} |"
     yield "|---|---|---|---|"
     known = readable_part(Results, {"baselines": dict(facts.baselines)}, []) or Results()
-    named = {words: known.baselines[key] for key, words in BASELINES.items() if key in known.baselines}
+    named = known.named_baselines
     for name, scores in {**named, "this model": probe}.items():
         low, high = (percent(value) for value in scores.interval or (None, None))
         yield f"| {name} | {percent(scores.main)} % | {low}–{high} | {thousands(scores.test_items)} |"

@@ -28,7 +28,7 @@ from bridle.grid.subprocesses import run_beside
 from bridle.grid.table import change_of
 from bridle.grid.table_file import Grid
 from bridle.quantize.usage import released_effective_usage
-from bridle.report.codebook_tables import write_codebook_figures
+from bridle.report.plots import write_codebook_figures
 from bridle.runs.checkpoint import write_json
 from bridle.runs.results import Results, Scores, read_results, write_record
 from bridle.seeding import mix

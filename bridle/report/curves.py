@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bridle.console import plain_table
 from bridle.report.runs import decimal, percent, thousands
-from bridle.report.svg import FONT_SIZE, LIGHT, Theme, drawing, legend, png, quiet, svg
+from bridle.report.svg import FONT_SIZE, Plot, Theme, legend, quiet
 from bridle.runs.results import Results, Scores
 
 COLUMNS = 2  # of the legend
@@ -52,9 +52,7 @@ def curve_table(results: Results) -> Table:
     for head in ("iteration", "step", "CPU min", "probe %"):
         table.add_column(head, justify="right")
     for point in curve_of(results):
-        table.add_row(
-            *(str(point.iteration), thousands(point.step), decimal(point.minutes, 1), percent(point.score)),
-        )
+        table.add_row(str(point.iteration), thousands(point.step), decimal(point.minutes, 1), percent(point.score))
     return table
 
 
@@ -76,31 +74,24 @@ def write_curves(curves: Mapping[str, Sequence[Curve]], stem: Path) -> list[Path
     shown = {name: line for name, group in curves.items() if group and len(line := averaged(group)) > 1}
     if not shown:
         return []
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    with drawing((6.0, 3.2 + 0.2 * -(-len(shown) // COLUMNS)), LIGHT, margin=0.1) as figure:
-        draw_lines(figure.subplots(), shown, LIGHT)
-        files = {"svg": svg(figure, LIGHT), "png": png(figure, LIGHT)}
-    for kind, content in files.items():
-        stem.with_suffix(f".{kind}").write_bytes(content)
-    return [stem.with_suffix(f".{kind}") for kind in files]
+    size = (6.0, 3.2 + 0.2 * -(-len(shown) // COLUMNS))
+    return Plot("probe by CPU minutes", size, lambda figure, theme: draw_lines(figure.subplots(), shown, theme)).write(
+        stem
+    )
 
 
 def draw_lines(ax: Any, shown: Mapping[str, Sequence[tuple[float, float, float, float]]], theme: Theme) -> None:
+    """One line with its band for each name."""
+    from matplotlib import colormaps
+
     quiet(ax, theme)
-    colors = _colors(len(shown))
-    for color, (name, line) in zip(colors, shown.items(), strict=True):
+    colors = colormaps["tab10" if len(shown) <= 10 else "tab20"]  # can be told apart by people who see few colours
+    for color, (name, line) in zip(map(colors, range(len(shown))), shown.items(), strict=True):
         minutes, middle, low, high = zip(*line, strict=True)
         ax.plot(minutes, middle, color=color, lw=1.6, marker="o", ms=3, label=name)
         if high != low:
             ax.fill_between(minutes, low, high, color=color, alpha=0.15, lw=0)
     ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
     ax.set_xlim(left=0)
-    ax.set_xlabel("CPU minutes of training", color=theme.muted, fontsize=FONT_SIZE - 0.5)
+    ax.set_xlabel("CPU minutes of training", color=theme["muted"], fontsize=FONT_SIZE - 0.5)
     legend(ax, theme, columns=min(COLUMNS, len(shown)), entries=len(shown))
-
-
-def _colors(count: int) -> list[Any]:
-    """Colours that people who see few colours can tell apart."""
-    from matplotlib import colormaps
-
-    return [colormaps["tab10" if count <= 10 else "tab20"](n) for n in range(count)]

@@ -47,6 +47,8 @@ class RunSummary(NamedTuple):
     gallery: Gallery | None = None  # pictures of the run's data; None if they were not asked for
     folder: str = ""  # the name of its directory: runs of one recipe share all other names
     settings: Config | None = None  # config.yaml, where this version can read it
+    label: str = ""  # what it is called among the runs with its title, and
+    anchor: str = ""  # where its section is; both given by the page
 
     @property
     def evaluations(self) -> tuple[Evaluation, ...]:

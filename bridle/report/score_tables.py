@@ -1,4 +1,4 @@
-"""Further measurements of runs (other probes, k-NN, fine-tuning) as rows of one table of the page.
+"""The two tables of scores on the page: of the runs' own probes, and of probes, k-NN and fine-tuning made later.
 
 Rows of the same data and protocol stand together, the baselines first, so that what is compared was measured alike.
 """
@@ -9,71 +9,71 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from bridle.report.plots import Bar, bar_of
-from bridle.report.runs import Measured, RunSummary, decimal, percent, thousands
-from bridle.report.tables import best_of, score_text
-from bridle.runs.results import BASELINES, Results, Scores
+from bridle.report.runs import FURTHER, Measured, RunSummary, decimal, percent
+from bridle.report.tables import score_text
+from bridle.runs.results import BASELINES, Evaluation, Results, Scores
 
 KINDS = {"probe": "linear probe", "knn": "k-NN", "finetune": "fine-tuning"}
 HEADS = {"sgd": "SGD", "adamw": "AdamW"}  # the other is solved to the optimum
 
 
-class Labelled(NamedTuple):
-    """A run, what it is called among those with its title, and the anchor of its section."""
+class ScoreRow(NamedTuple):
+    """One line of a table: a baseline or a model, and what it scored."""
 
-    run: RunSummary
-    label: str
-    anchor: str
-
-
-class FurtherRow(NamedTuple):
-    """One line: a model, what it scored by which protocol, and on how much."""
-
-    title: str
-    protocol: str
     model: str
-    bar: Bar
-    chance: float | None
-    beside: list[str]  # further scores
-    amount: str  # items of training and test
+    scores: Scores | None
     anchor: str | None = None  # of the run's section; None for a baseline
-    span: int = 0  # lines that share this title, those of the protocols too; 0 on all but the first of them
-    leads: bool = False  # the first of its protocol, below a line with the protocol's words?
-    best: bool = False  # of its protocol
+    entry: Evaluation | None = None  # what else is known of the model, in the summary
+
+    @property
+    def main(self) -> float | None:
+        return None if self.scores is None else self.scores.main
 
 
-class Found(NamedTuple):
-    """One scored model before it is a row."""
+def summary_tables(runs: Sequence[RunSummary]) -> dict[str, list[ScoreRow]]:
+    """By title the baselines, then the evaluations of every run."""
+    found: dict[str, list[ScoreRow]] = {}
+    for title in dict.fromkeys(run.title for run in runs):
+        mine = [run for run in runs if run.title == title]
+        rows = found.setdefault(title, [])
+        for words in BASELINES.values():
+            # Other seeds, items or poolings have other baselines: each is shown, and whose it is.
+            known: dict[float | None, tuple[str, Scores]] = {}
+            for run in mine:
+                if (baseline := run.results.named_baselines.get(words)) is not None:
+                    known.setdefault(baseline.main, (run.label, baseline))
+            several = len(known) > 1
+            rows += [ScoreRow(f"{words}, {label}" if several else words, one) for label, one in known.values()]
+        for run in mine:
+            rows += [ScoreRow(run.label, entry.probe, run.anchor, entry) for entry in run.evaluations]
+            if not run.evaluations:
+                rows.append(ScoreRow(run.label, None, run.anchor))
+    return found
 
-    model: str
-    scores: Scores
-    anchor: str | None
 
-
-def further_rows(runs: Sequence[Labelled]) -> list[FurtherRow]:
-    """All rows, grouped by title and protocol; none where no run was measured again."""
-    rows: list[FurtherRow] = []
-    for title in dict.fromkeys(one.run.title for one in runs):
-        groups: dict[str, list[Found]] = {}
-        for kind in KINDS:
-            for one in (one for one in runs if one.run.title == title):
-                for measured in one.run.further:
-                    if measured.kind == kind and not _repeats(measured, one.run):
+def further_tables(runs: Sequence[RunSummary]) -> dict[str, dict[str, list[ScoreRow]]]:
+    """By title and protocol what was measured after the runs; empty where nothing was."""
+    found: dict[str, dict[str, list[ScoreRow]]] = {}
+    for title in dict.fromkeys(run.title for run in runs):
+        groups: dict[str, list[ScoreRow]] = {}
+        for kind in FURTHER:
+            for run in (run for run in runs if run.title == title):
+                for measured in run.further:
+                    if measured.kind == kind and not _repeats(measured, run):
                         group = groups.setdefault(protocol_words(kind, measured.results), [])
-                        group.extend(found for found in _found(measured.results, one) if not _known(found, group))
-        mine = [row for words, group in groups.items() for row in _rows(title, words, group)]
-        if mine:
-            rows += [mine[0]._replace(span=len(mine) + sum(row.leads for row in mine)), *mine[1:]]
-    return rows
+                        group += [row for row in _rows(measured.results, run) if not _is_known(row, group)]
+        sorted_groups = {words: sorted(rows, key=lambda row: row.anchor is not None) for words, rows in groups.items()}
+        if shown := {words: rows for words, rows in sorted_groups.items() if rows}:
+            found[title] = shown
+    return found
 
 
 def protocol_words(kind: str, results: Results) -> str:
     """What was done, in a few words: kind, pooling, length, data, and how much of it."""
-    protocol = results.protocol
+    protocol, words = results.protocol, [KINDS[kind]]
     if protocol is None:
         return KINDS[kind]
     settings = protocol.finetune if kind == "finetune" else protocol.probe
-    words = [KINDS[kind]]
     if settings is not None:
         if settings.pool == "attentive":
             words = ["attentive probe"]
@@ -100,57 +100,42 @@ def protocol_words(kind: str, results: Results) -> str:
 
 
 def _repeats(measured: Measured, run: RunSummary) -> bool:
-    """Does the file only hold what the run measured itself, and the table above shows?"""
-    return measured.kind == "probe" and [entry.probe for entry in measured.results.evaluations] == [
-        entry.probe for entry in run.evaluations
-    ]
+    """Does the file only hold what the run measured itself, and the summary shows?"""
+    found = [entry.probe for entry in measured.results.evaluations]
+    return measured.kind == "probe" and found == [entry.probe for entry in run.evaluations]
 
 
-def _found(results: Results, one: Labelled) -> Iterator[Found]:
-    for key, words in BASELINES.items():
-        if key in results.baselines:
-            yield Found(words, results.baselines[key], None)
+def _rows(results: Results, run: RunSummary) -> Iterator[ScoreRow]:
+    """The baselines and models of a results file that have a main score."""
+    rows = [ScoreRow(words, scores) for words, scores in results.named_baselines.items()]
     for entry in results.evaluations:
-        if entry.scores is None:
-            continue
         if entry.start == "scratch":
-            yield Found("from scratch", entry.scores, None)
+            rows.append(ScoreRow("from scratch", entry.scores))
         else:
             imported = results.method == "imported"  # from elsewhere: it knows no iterations
-            yield Found(one.label if imported else f"{one.label} iteration {entry.iteration}", entry.scores, one.anchor)
+            name = run.label if imported else f"{run.label} iteration {entry.iteration}"
+            rows.append(ScoreRow(name, entry.scores, run.anchor))
+    return (row for row in rows if row.main is not None)
 
 
-def _known(found: Found, group: Sequence[Found]) -> bool:
+def _is_known(row: ScoreRow, group: Sequence[ScoreRow]) -> bool:
     """Baselines are the same for all runs of a title; one that another run measured alike is shown once."""
-    return found.anchor is None and any(
-        other.model == found.model and other.scores.main == found.scores.main for other in group
-    )
+    return row.anchor is None and (row.model, row.main) in [(other.model, other.main) for other in group]
 
 
-def _rows(title: str, words: str, group: Sequence[Found]) -> list[FurtherRow]:
-    rows, ordered = [], sorted(group, key=lambda found: found.anchor is not None)  # stable: baselines first
-    best = best_of([found.scores for found in ordered])
-    for place, (model, scores, anchor) in enumerate(ordered):
-        if (bar := bar_of(model, scores)) is not None:
-            amount = f"{thousands(scores.train_items)} / {thousands(scores.test_items)}"
-            row = FurtherRow(title, words, model, bar, scores.chance, _beside(scores), amount, anchor)
-            rows.append(row._replace(best=place == best))
-    return [rows[0]._replace(leads=True), *rows[1:]] if rows else []
-
-
-def _beside(scores: Scores) -> list[str]:
-    """The spread over folds, the scores beside the main one, and the number of neighbours."""
-    words = []
-    if scores.sd is not None:
-        words.append(f"sd {percent(scores.sd)} over {len(scores.folds)} folds")
+def score_words(scores: Scores, *, brief: bool = False) -> list[str]:
+    """The spread over folds and the scores beside the main one; `brief` leaves out what is secondary."""
+    words = [] if scores.sd is None else [f"sd {percent(scores.sd)} over {len(scores.folds)} folds"]
     if scores.name == "mAP":
         words += ["mAP", f"AUC {decimal(scores.mean_auc, 3)}", f"d′ {decimal(scores.d_prime)}"]
-    else:
+    elif not brief:
         known = {"top-5": scores.top5, "balanced": scores.balanced_accuracy, "mAP": scores.mean_average_precision}
         words += [f"{name} {percent(value)}" for name, value in known.items() if value is not None]
-    if (neighbours := scores.setting.get("neighbours")) is not None:
+    if not brief and (neighbours := scores.setting.get("neighbours")) is not None:
         words.append(f"k = {neighbours:g}")
     for name, score in scores.further.items():
-        short = f" ({score.short} have fewer)" if score.short and score.shots is not None else ""
-        words.append(f"{name}{short}{':' if score.shots is not None else ''} {score_text(score)}")
+        if score.shots is None:
+            words.append(f"{name} {score_text(score)}")
+        elif not brief:
+            words.append(f"{name}{f' ({score.short} have fewer)' if score.short else ''}: {score_text(score)}")
     return words

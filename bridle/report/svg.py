@@ -1,4 +1,4 @@
-"""What all figures share: colours, an empty figure, and a finished one as inline SVG.
+"""What all figures share: colours, the style of their axes, and how a figure becomes part of the page or a file.
 
 An SVG for the page has CSS variables in place of colours, so that it follows the page into dark mode, text instead of
 outlines, in the page's own font, and ids that no other drawing on the page has.
@@ -9,80 +9,84 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 FONT_SIZE = 9.5
-
-
-class Theme(NamedTuple):
-    """The colours a drawing may use."""
-
-    paper: str
-    ink: str
-    muted: str
-    line: str
-    plain: str  # what others are compared with: baselines, before
-    plain_soft: str
-    first: str  # VQ
-    first_soft: str
-    second: str  # RQ; the main curve; after
-    second_soft: str
-    stage_1: str  # from the first stage to the last
-    stage_2: str
-    stage_3: str
-    stage_4: str
-
-    @property
-    def stages(self) -> tuple[str, ...]:
-        return (self.stage_1, self.stage_2, self.stage_3, self.stage_4)
-
-
-LIGHT = Theme(
-    paper="#ffffff",
-    ink="#1d2129",
-    muted="#68707d",
-    line="#e3e5e9",
-    plain="#a9b0bb",
-    plain_soft="#ced3da",
-    first="#b9772a",
-    first_soft="#e2bd8c",
-    second="#2a6fb0",
-    second_soft="#97bfe3",
-    stage_1="#123f6b",
-    stage_2="#2a6fb0",
-    stage_3="#5b9bd3",
-    stage_4="#97bfe3",
-)
-DARK = Theme(
-    paper="#0d1117",
-    ink="#e6e9ee",
-    muted="#98a1ae",
-    line="#2b313a",
-    plain="#707985",
-    plain_soft="#4a525d",
-    first="#dca15c",
-    first_soft="#8a6435",
-    second="#6aaae6",
-    second_soft="#33618f",
-    stage_1="#d6e9fb",
-    stage_2="#9cc9f2",
-    stage_3="#6aa5dc",
-    stage_4="#4680b8",
-)
+MARGIN = 0.1  # inches around a file of its own; on the page there is none
+COLOURS = {  # name: in the light and in the dark theme
+    "paper": ("#ffffff", "#0d1117"),
+    "ink": ("#1d2129", "#e6e9ee"),
+    "muted": ("#68707d", "#98a1ae"),
+    "line": ("#e3e5e9", "#2b313a"),
+    "plain": ("#a9b0bb", "#707985"),  # what others are compared with: baselines, before
+    "plain-soft": ("#ced3da", "#4a525d"),
+    "first": ("#b9772a", "#dca15c"),  # VQ
+    "first-soft": ("#e2bd8c", "#8a6435"),
+    "second": ("#2a6fb0", "#6aaae6"),  # RQ; the main curve; after
+    "second-soft": ("#97bfe3", "#33618f"),
+    "stage-1": ("#123f6b", "#d6e9fb"),  # from the first stage to the last
+    "stage-2": ("#2a6fb0", "#9cc9f2"),
+    "stage-3": ("#5b9bd3", "#6aa5dc"),
+    "stage-4": ("#97bfe3", "#4680b8"),
+}
+Theme = dict[str, str]  # a colour for every name
+LIGHT: Theme = {name: light for name, (light, _) in COLOURS.items()}
+DARK: Theme = {name: dark for name, (_, dark) in COLOURS.items()}
 # Stand-ins that no drawing would pick by itself; the finished SVG has `var(--fig-ink)` and so on in their place.
-PAGE = Theme(*(f"#fe00{n:02x}" for n in range(len(Theme._fields))))
+PAGE: Theme = {name: f"#fe00{n:02x}" for n, name in enumerate(COLOURS)}
 
 
 def css_variables(theme: Theme) -> dict[str, str]:
     """{"--fig-ink": "#1d2129", …}: what a page must define for its drawings."""
-    return {f"--fig-{name.replace('_', '-')}": color for name, color in theme._asdict().items()}
+    return {f"--fig-{name}": color for name, color in theme.items()}
+
+
+class Plot(NamedTuple):
+    """A figure that is still to be drawn."""
+
+    label: str  # what it shows, for screen readers
+    size: tuple[float, float]  # width and height in inches
+    draw: Callable[[Any, Theme], None]  # into an empty matplotlib figure, in a theme's colours
+
+    def inline(self) -> str:
+        """The figure as an <svg> element to put into the page."""
+        text = self._saved("svg", PAGE, margin=0.02, transparent=True).decode()
+        text = text[text.index("<svg") :]
+        # A style element inside an inline SVG would apply to the whole page; page.css has its rule for figures.
+        text = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", text, flags=re.DOTALL)
+        opening = rf'<svg \1 role="img" aria-label="{escape(self.label)}">'
+        text = re.sub(r"<svg\b[^>]*?(viewBox=\"[^\"]*\")[^>]*>", opening, text, count=1)
+        # Older matplotlib writes the shorthand, newer the longhand.
+        text = re.sub(r"(font: (?:bold |\d+ )?[\d.]+px|font-family:) [^;\"]*", r"\1 var(--font)", text)
+        for variable, color in css_variables(PAGE).items():
+            text = text.replace(color, f"var({variable})")
+        prefix = f"f{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}-"
+        text = re.sub(r'\bid="', f'id="{prefix}', text)
+        return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
+
+    def write(self, stem: Path) -> list[Path]:
+        """Write STEM.svg and STEM.png in fixed colours; returns both paths."""
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("svg", "png")]
+        for path in paths:
+            path.write_bytes(self._saved(path.suffix[1:], LIGHT, margin=MARGIN, facecolor=LIGHT["paper"], dpi=200))
+        return paths
+
+    def _saved(self, kind: str, theme: Theme, *, margin: float, **options: Any) -> bytes:
+        with drawing(self.size, theme, margin=margin) as figure:
+            self.draw(figure, theme)
+            out = io.BytesIO()
+            metadata = {"Date": None, "Creator": None} if kind == "svg" else None
+            figure.savefig(out, format=kind, metadata=metadata, **options)
+            return out.getvalue()
 
 
 @contextmanager
-def drawing(size: tuple[float, float], theme: Theme = PAGE, *, margin: float = 0.02) -> Iterator[Any]:
+def drawing(size: tuple[float, float], theme: Theme, *, margin: float) -> Iterator[Any]:
     """An empty figure of (width, height) inches. Settings hold only inside: a user's own matplotlib is left alone."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -96,7 +100,7 @@ def drawing(size: tuple[float, float], theme: Theme = PAGE, *, margin: float = 0
         "svg.fonttype": "none",
         "svg.hashsalt": "bridle",
         "text.parse_math": False,  # a dollar sign in a label is a dollar sign
-        "text.color": theme.ink,
+        "text.color": theme["ink"],
     }
     with matplotlib.rc_context(settings):
         figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=margin, h_pad=margin))
@@ -104,68 +108,25 @@ def drawing(size: tuple[float, float], theme: Theme = PAGE, *, margin: float = 0
         yield figure
 
 
-def inline_svg(figure: Any, label: str) -> str:
-    """The figure as an <svg> element to put into the page; `label` says aloud what it shows."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    # A style element inside an inline SVG would apply to the whole page; page.css has its rule for figures.
-    text = re.sub(r"<(metadata|style)\b.*?</\1>\s*", "", text, flags=re.DOTALL)
-    opening = rf'<svg \1 role="img" aria-label="{escape(label)}">'
-    text = re.sub(r"<svg\b[^>]*?(viewBox=\"[^\"]*\")[^>]*>", opening, text, count=1)
-    # Older matplotlib writes the shorthand, newer the longhand.
-    text = re.sub(r"(font: (?:bold |\d+ )?[\d.]+px|font-family:) [^;\"]*", r"\1 var(--font)", text)
-    for variable, color in css_variables(PAGE).items():
-        text = text.replace(color, f"var({variable})")
-    prefix = f"f{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}-"
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}", text)
-
-
-def svg(figure: Any, theme: Theme) -> bytes:
-    """The figure as an SVG file of its own, in fixed colours."""
-    out = io.BytesIO()
-    figure.savefig(out, format="svg", facecolor=theme.paper, metadata={"Date": None, "Creator": None})
-    return out.getvalue()
-
-
-def png(figure: Any, theme: Theme) -> bytes:
-    """The figure as a PNG file."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=200, facecolor=theme.paper)
-    return out.getvalue()
-
-
-def quiet(ax: Any, theme: Theme = PAGE, *, grid: bool = True) -> None:
+def quiet(ax: Any, theme: Theme, *, grid: bool = True) -> None:
     """Axes that stay behind the data: no frame, a faint grid, small grey numbers."""
-    for side in ("top", "right", "left"):
-        ax.spines[side].set_visible(False)
-    ax.spines["bottom"].set_color(theme.line)
-    ax.tick_params(length=0, labelcolor=theme.muted, labelsize=FONT_SIZE - 0.5)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["bottom"].set_color(theme["line"])
+    ax.tick_params(length=0, labelcolor=theme["muted"], labelsize=FONT_SIZE - 0.5)
     ax.locator_params(axis="both", nbins=5)
     ax.set_axisbelow(True)
     ax.set_facecolor("none")
     if grid:
-        ax.grid(axis="y", color=theme.line, lw=0.8)
+        ax.grid(axis="y", color=theme["line"], lw=0.8)
 
 
-def legend(ax: Any, theme: Theme = PAGE, *, columns: int, entries: int) -> None:
+def legend(ax: Any, theme: Theme, *, columns: int, entries: int) -> None:
     """The first `entries` names in rows above the axes."""
-    handles, labels = ax.get_legend_handles_labels()
     # Matplotlib fills columns first; people read rows first.
     order = [i for column in range(columns) for i in range(column, entries, columns)]
+    handles, labels = ([names[i] for i in order] for names in ax.get_legend_handles_labels())
+    spacing = {"borderpad": 0.2, "handlelength": 1.1, "handletextpad": 0.5, "columnspacing": 1.2}
     ax.legend(
-        [handles[i] for i in order],
-        [labels[i] for i in order],
-        ncols=columns,
-        loc="lower left",
-        bbox_to_anchor=(0.0, 1.02),
-        frameon=False,
-        borderaxespad=0.0,
-        borderpad=0.2,
-        handlelength=1.1,
-        handletextpad=0.5,
-        columnspacing=1.2,
-        labelcolor=theme.muted,
-    )
+        handles, labels, ncols=columns, loc="lower left", bbox_to_anchor=(0.0, 1.02), frameon=False,
+        borderaxespad=0.0, labelcolor=theme["muted"], **spacing,
+    )  # fmt: skip

@@ -12,9 +12,10 @@ from bridle.console import plain_table
 from bridle.evaluate.significance import compare
 from bridle.evaluate.verdict import Verdict
 from bridle.report.runs import RunSummary, decimal, percent
-from bridle.runs.results import BASELINES, Evaluation, Results, Score, Scores
+from bridle.runs.results import Evaluation, Results, Score, Scores, StageHealth
 
 FEW_SHOT_NOTE = "± half the 95 % interval over draws; * above the untrained encoder on the same draws"
+LEVEL_COLOURS = {"ok": "green", "warn": "yellow", "bad": "red"}  # of a verdict
 UNEVEN = 0.03  # between accuracy and balanced accuracy
 
 
@@ -61,9 +62,8 @@ def best_of(scores: Sequence[Scores | None]) -> int | None:
 
 
 def baselines_of(results: Results) -> Iterator[Named]:
-    for key, words in BASELINES.items():
-        if key in results.baselines:
-            yield Named(words, Evaluation(iteration=0, probe=results.baselines[key]))
+    for words, scores in results.named_baselines.items():
+        yield Named(words, Evaluation(iteration=0, probe=scores))
 
 
 def models_of(results: Results) -> Iterator[Named]:
@@ -194,8 +194,7 @@ def _stages(entry: Evaluation, key: str) -> str:
 
 def verdict_text(verdict: Verdict) -> list[str]:
     """The verdict and its advice as lines with markup."""
-    color = {"ok": "green", "warn": "yellow", "bad": "red"}[verdict.level]
-    lines = [f"[{color}]{escape(verdict.text)}[/]"]
+    lines = [f"[{LEVEL_COLOURS[verdict.level]}]{escape(verdict.text)}[/]"]
     if verdict.advice:
         lines.append("Try, in this order:")
         lines += [f"  {n}. {escape(tip)}" for n, tip in enumerate(verdict.advice, start=1)]
@@ -240,3 +239,67 @@ def finetune_table(results: Results) -> Table | None:
 
 def _scaled(value: float | None, scale: float) -> str:
     return "–" if value is None else f"{scale * value:.{1 if scale > 1 else 2}f}"
+
+
+# codebooks
+
+
+def codebook_table(entry: Evaluation) -> Table:
+    """One column per stage and one row per quantity, so that four stages fit 80 columns."""
+    table = plain_table()
+    table.add_column(f"iteration {entry.iteration}")
+    for stage in entry.codebooks:
+        table.add_column(f"stage {stage.stage}", justify="right")
+    for label, values in _codebook_rows(entry.codebooks):
+        table.add_row(label, *values)
+    return table
+
+
+def _codebook_rows(stages: Sequence[StageHealth]) -> list[tuple[str, list[str]]]:
+    def column(key: str, digits: int = 2, scale: float = 1.0, *, absent: str = "–") -> list[str]:
+        return [_written(getattr(stage, key), digits, scale, absent) for stage in stages]
+
+    rows = [
+        ("codes", column("codes", 0)),
+        ("in use (CUR)", column("usage_rate")),
+        ("entropy (UE), nats", column("entropy")),
+        ("effective use (ECU)", column("effective_usage")),
+        ("perplexity", column("perplexity", 1)),
+        ("never used", column("dead", 0)),
+        ("top code, % of tokens", column("top_share", 1, 100)),
+        ("left over, % of energy", column("energy", 1, 100)),
+        ("directions of its inputs", column("latent_dimension", 1)),
+        ("directions of its codes", [_directions(stage) for stage in stages]),
+        ("first direction, % of variance", column("code_first", 0, 100)),
+        ("position tells, nats", column("position_information", absent="too few")),
+    ]
+    if all(stage.code_dimension is None for stage in stages):
+        rows = [row for row in rows if "direction" not in row[0]]
+    if any(stage.label_information is not None for stage in stages):
+        rows.append(("label tells, nats", column("label_information", absent="too few")))
+    rows.append(("distinct tuples so far", [_tuples(stage) for stage in stages]))
+    for name in dict.fromkeys(name for stage in stages for name in stage.agreement):
+        kept = [_written(stage.agreement.get(name), 1, 100) for stage in stages]
+        rows.append((f"codes kept, {escape(name)}, %", kept))
+    return rows
+
+
+def _directions(stage: StageHealth) -> str:
+    """The effective dimension of the codes, and how many directions there are: 3.5/64."""
+    return f"{_written(stage.code_dimension, 1, 1.0)}/{_written(stage.directions, 0, 1.0)}"
+
+
+def _tuples(stage: StageHealth) -> str:
+    return "–" if stage.tuples is None else f"{'' if stage.tuples_exact else '≈'}{stage.tuples:,}"
+
+
+def _written(value: float | None, digits: int, scale: float, absent: str = "–") -> str:
+    return absent if value is None else f"{scale * value:,.{digits}f}"
+
+
+def verdict_lines(entry: Evaluation) -> list[str]:
+    """The verdicts of one iteration as lines with markup."""
+    return [
+        f"[{LEVEL_COLOURS[verdict.level]}]{verdict.level:<4}[/] stage {verdict.stage}: {escape(verdict.text)}"
+        for verdict in entry.verdicts
+    ]

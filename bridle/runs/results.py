@@ -311,6 +311,11 @@ class Results(Record):
     baselines_key: str | None = None  # names all that the baselines depend on
     evaluations: tuple[Evaluation, ...] = ()
 
+    @property
+    def named_baselines(self) -> dict[str, Scores]:
+        """The baselines by what they are called in words."""
+        return {words: self.baselines[key] for key, words in BASELINES.items() if key in self.baselines}
+
     def at(self, iteration: int) -> Evaluation | None:
         """The evaluation of an iteration."""
         return next((entry for entry in self.evaluations if entry.iteration == iteration), None)

@@ -293,5 +293,5 @@ def test_several_labels_or_folds_are_told_beside_the_score(tmp_path: Path) -> No
     ]
     runs = [run(title=title, results=stored(found)) for title, found in zip(("tagged", "folded"), results, strict=True)]
     shown = Tags(page(tmp_path, *runs)).text
-    assert "mAP; AUC 0.941, d′ 2.21" in shown and "probe mAP, %" in shown and "31.2" in shown
+    assert "mAP, AUC 0.941, d′ 2.21" in shown and "probe mAP, %" in shown and "31.2" in shown
     assert "sd 1.1 over 5 folds" in shown and "probe accuracy, %" in shown

@@ -10,8 +10,8 @@ import pytest
 from stored_results import results, summary
 
 from bridle.report.page import read_run, write_report
-from bridle.report.runs import Measured
-from bridle.report.score_tables import Labelled, further_rows, protocol_words
+from bridle.report.runs import Measured, RunSummary
+from bridle.report.score_tables import ScoreRow, further_tables, protocol_words, score_words
 from bridle.report.tables import finetune_table
 
 SCORES = {"accuracy": 0.84, "interval": [0.82, 0.86], "top5": 0.99, "chance": 0.1, "train_items": 50, "test_items": 20}
@@ -29,47 +29,51 @@ TUNED = {
 }
 
 
-def labelled(label: str = "RQ", title: str = "digits", **found: dict[str, Any]) -> Labelled:
-    run = summary({"evaluations": [{"iteration": 1, "probe": SCORES}]}, title=title, method=label)
+def labelled(label: str = "RQ", **found: dict[str, Any]) -> RunSummary:
+    run = summary({"evaluations": [{"iteration": 1, "probe": SCORES}]}, title="digits", method=label)
     further = tuple(Measured(kind, results(one)) for kind, one in found.items())
-    return Labelled(run._replace(further=further), label, f"run-{label}")
+    return run._replace(further=further, label=label, anchor=f"run-{label}")
+
+
+def rows_of(*runs: RunSummary) -> list[ScoreRow]:
+    """The rows of all protocols."""
+    return [row for rows in further_tables(runs).get("digits", {}).values() for row in rows]
+
+
+def beside(row: ScoreRow) -> list[str]:
+    assert row.scores is not None
+    return score_words(row.scores)
 
 
 def test_a_run_that_was_not_measured_again_has_no_rows() -> None:
-    assert further_rows([labelled()]) == []
+    assert further_tables([labelled()]) == {}
 
 
 def test_rows_stand_by_protocol_with_the_baselines_first() -> None:
-    rows = further_rows([labelled(knn=KNN, finetune=TUNED)])
-    assert [(row.protocol, row.model, row.bar.value) for row in rows] == [
-        ("k-NN", "raw input", 0.7),
-        ("k-NN", "untrained encoder", 0.6),
-        ("k-NN", "RQ iteration 1", 0.84),
-        ("fine-tuning, 30 epochs", "from scratch", 0.5),
-        ("fine-tuning, 30 epochs", "RQ iteration 2", 0.95),
-    ]
-    assert [row.leads for row in rows] == [True, False, False, True, False]
-    assert [row.span for row in rows] == [5 + 2, 0, 0, 0, 0]  # five models below two protocols
-    assert rows[2].bar[2:] == (0.82, 0.86)
-    assert rows[2].beside == ["top-5 99.0", "k = 10"]
+    found = further_tables([labelled(knn=KNN, finetune=TUNED)])["digits"]
+    assert {words: [(row.model, row.main) for row in rows] for words, rows in found.items()} == {
+        "k-NN": [("raw input", 0.7), ("untrained encoder", 0.6), ("RQ iteration 1", 0.84)],
+        "fine-tuning, 30 epochs": [("from scratch", 0.5), ("RQ iteration 2", 0.95)],
+    }
+    assert beside(found["k-NN"][2]) == ["top-5 99.0", "k = 10"]
 
 
 def test_runs_of_one_title_share_their_baselines_and_keep_their_own_scores() -> None:
-    rows = further_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=KNN)])
+    rows = rows_of(labelled("RQ", knn=KNN), labelled("VQ", knn=KNN))
     assert [row.model for row in rows] == ["raw input", "untrained encoder", "RQ iteration 1", "VQ iteration 1"]
 
 
 def test_a_baseline_that_differs_is_not_dropped() -> None:
     other = {**KNN, "baselines": {"untrained": {**SCORES, "accuracy": 0.65}}}
-    rows = further_rows([labelled("RQ", knn=KNN), labelled("VQ", knn=other)])
-    assert [row.bar.value for row in rows if row.model == "untrained encoder"] == [0.6, 0.65]
+    rows = rows_of(labelled("RQ", knn=KNN), labelled("VQ", knn=other))
+    assert [row.main for row in rows if row.model == "untrained encoder"] == [0.6, 0.65]
 
 
 def test_a_probe_that_repeats_what_the_run_measured_is_not_shown_twice() -> None:
     same = {"protocol": {"probe": {"pool": "mean"}}, "evaluations": [{"iteration": 1, "probe": SCORES}]}
     better = {**same, "evaluations": [{"iteration": 1, "probe": {**SCORES, "accuracy": 0.9}}]}
-    assert further_rows([labelled(probe=same)]) == []
-    assert [row.bar.value for row in further_rows([labelled(probe=better)])] == [0.9]
+    assert further_tables([labelled(probe=same)]) == {}
+    assert [row.main for row in rows_of(labelled(probe=better))] == [0.9]
 
 
 def test_folds_and_several_labels_are_told_beside_the_score() -> None:
@@ -81,9 +85,9 @@ def test_folds_and_several_labels_are_told_beside_the_score() -> None:
         "folds": [{"fold": n} for n in range(5)],
     }
     tuned = {"evaluations": [{"iteration": 2, "start": "iter2", "finetune": several}]}
-    (row,) = further_rows([labelled(finetune=tuned)])
-    assert row.bar.value == 0.41
-    assert row.beside == ["sd 1.2 over 5 folds", "mAP", "AUC 0.961", "d′ 2.49"]
+    (row,) = rows_of(labelled(finetune=tuned))
+    assert row.main == 0.41
+    assert beside(row) == ["sd 1.2 over 5 folds", "mAP", "AUC 0.961", "d′ 2.49"]
 
 
 @pytest.mark.parametrize(
@@ -110,8 +114,8 @@ def test_few_labels_and_retrieval_are_told_beside_the_score() -> None:
     some = {"shots": 5, "value": 0.3, "interval": [0.28, 0.32], "short": 2}
     few: dict[str, Any] = {"retrieval mAP": {"value": 0.25}, "1 per class": {"shots": 1, "value": 0.1}}
     few |= {"5 per class": some, "9 per class": "damaged", "width": {"value": 12.345, "unit": ""}}
-    (row,) = further_rows([labelled(probe={"evaluations": [{"iteration": 1, "probe": {**scores, "further": few}}]})])
-    assert row.beside == [
+    (row,) = rows_of(labelled(probe={"evaluations": [{"iteration": 1, "probe": {**scores, "further": few}}]}))
+    assert beside(row) == [
         "retrieval mAP 25.0",
         "1 per class: 10.0",
         "5 per class (2 have fewer): 30.0 ±2.0",
@@ -121,7 +125,7 @@ def test_few_labels_and_retrieval_are_told_beside_the_score() -> None:
 
 @pytest.mark.parametrize("damaged", [{}, {"evaluations": 3}, {"evaluations": [None, {"probe": "x"}], "baselines": []}])
 def test_files_of_unexpected_content_leave_no_rows(damaged: dict[str, Any]) -> None:
-    assert further_rows([labelled(probe=damaged, knn=damaged, finetune=damaged)]) == []
+    assert further_tables([labelled(probe=damaged, knn=damaged, finetune=damaged)]) == {}
 
 
 def test_the_page_shows_what_lies_beside_a_run(tmp_path: Path) -> None:
@@ -150,7 +154,7 @@ def test_a_hostile_name_of_data_is_escaped(tmp_path: Path) -> None:
 
 
 def test_an_encoder_from_elsewhere_has_no_iteration() -> None:
-    rows = further_rows([labelled("vit", knn={**KNN, "method": "imported"})])
+    rows = rows_of(labelled("vit", knn={**KNN, "method": "imported"}))
     assert [row.model for row in rows] == ["raw input", "untrained encoder", "vit"]
     table = finetune_table(results({**TUNED, "method": "imported"}))
     assert table is not None and list(table.columns[0].cells)[:2] == ["scratch", "imported"]

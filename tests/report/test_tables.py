@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from rich.console import Console
-from stored_results import STAGE, results, summary
+from stored_results import STAGE, evaluation, results, summary
 
-from bridle.report.tables import few_shot_table, results_table
+from bridle.report.tables import codebook_table, few_shot_table, results_table, verdict_lines
+from bridle.runs.results import Evaluation
 
 STAGES = [{**STAGE, "usage_rate": 1.0, "effective_usage": 0.87}] * 4
 PLAIN: dict[str, Any] = {"accuracy": 0.8, "interval": [0.75, 0.83], "chance": 0.1}
@@ -129,3 +131,50 @@ def test_the_best_row_is_bold_and_not_the_last() -> None:
     table = results_table([summary(found)])
     assert table is not None
     assert [row.style for row in table.rows] == [None, "bold", None]  # the title, raw input, the model
+
+
+CODEBOOK = {
+    "stage": 1,
+    "codes": 256,
+    "usage_rate": 0.5,
+    "entropy": 2.0,
+    "effective_usage": 0.18,
+    "perplexity": 7.4,
+    "top_share": 0.41,
+    "energy": 0.125,
+    "position_information": None,
+    "label_information": None,
+    "dead": 128,
+    "tuples": 70000,
+    "tuples_exact": False,
+    "agreement": {"noise 1 %": 0.975},
+    "norms": [0.9, 1.0],
+    "norms_start": [0.5, 0.6],
+}
+
+
+def printed_codebooks(*entries: Evaluation) -> str:
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    for entry in entries:
+        console.print(codebook_table(entry))
+        for line in verdict_lines(entry):
+            console.print(line)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_has_a_column_per_stage_and_fits_80_columns() -> None:
+    text = printed_codebooks(evaluation(iteration=2, codebooks=[{**CODEBOOK, "stage": m} for m in (1, 2, 3, 4)]))
+    lines = {line.split("  ")[0]: line.split()[-4:] for line in text.splitlines()}
+    assert "iteration 2" in text and max(map(len, text.splitlines())) <= 80
+    assert lines["never used"] == ["128"] * 4
+    assert lines["top code, % of tokens"] == ["41.0"] * 4
+    assert lines["distinct tuples so far"] == ["≈70,000"] * 4
+    assert lines["codes kept, noise 1 %, %"] == ["97.5"] * 4
+    assert "too few" in text, "position information that cannot be trusted"
+    assert "label tells" not in text, "nothing is said of labels where there are none"
+
+
+def test_a_verdict_is_a_line_and_hostile_text_stays_text() -> None:
+    verdict = {"stage": 2, "level": "bad", "text": "[red]collapsed[/red]"}
+    assert "bad  stage 2: [red]collapsed[/red]" in printed_codebooks(evaluation(verdicts=[verdict]))
