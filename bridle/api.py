@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from bridle import distributed
-from bridle.config import Config, load_config, with_absolute_paths
+from bridle.config import Config, is_data, load_config, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import DatasetSource
 from bridle.data.build import open_data
@@ -28,6 +28,7 @@ from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
+from bridle.propose import choose_config
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
 from bridle.runs.results import Results, read_results
@@ -67,13 +68,14 @@ def pretrain(
 ) -> Finished:
     """Run Algorithm 1 (or joint training) in directory `out`, or continue the run that is there.
 
+    `recipe` is a recipe's name, a YAML file, or a folder of data for which a recipe is chosen (as by `bridle init`).
     `dataset` is any torch Dataset whose items are tensors (C, *input) or pairs of tensor and label; the recipe's
     geometry then follows its items. `overrides` are dotted keys ({"encoder.depth": 6} or ["encoder.depth=6"]), and
     top-level keys may be given directly: `pretrain("image", out=…, size="tiny", seed=1, quantizer="vq")`.
     """
     if isinstance(recipe, Config) and (overrides or settings):
         raise UsageError("a Config takes no overrides; give the recipe's name, or change the config with model_copy.")
-    config = recipe if isinstance(recipe, Config) else _load(recipe, dataset, overrides, settings)
+    config = recipe if isinstance(recipe, Config) else _load(recipe, dataset, Path(out), overrides, settings)
     config = with_absolute_paths(config)
     runtime = config.runtime
     with distributed.process_group(device=runtime.device, timeout_minutes=runtime.timeout_minutes):
@@ -140,13 +142,14 @@ def _is_evaluated(path: Path, iteration: int) -> bool:
 def _load(
     recipe: str | Path,
     dataset: Dataset[Any] | None,
+    out: Path,
     overrides: Mapping[str, Any] | Sequence[str],
     settings: Mapping[str, Any],
 ) -> Config:
     changes = _as_overrides(settings)
     changes += _as_overrides(overrides) if isinstance(overrides, Mapping) else list(overrides)
     if dataset is None:
-        return load_config(str(recipe), changes)
+        return choose_config(Path(recipe), out, changes) if is_data(recipe) else load_config(str(recipe), changes)
     shape = _item_shape(dataset)
     follow = ["data.source=dataset", f"geometry.channels={shape[0]}", f"geometry.input={list(shape[1:])}"]
     # What a recipe says of its own data's mean does not hold for this one; and a Dataset may hold locks, open files or

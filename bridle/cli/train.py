@@ -79,20 +79,31 @@ def show(
 
 @app.command(rich_help_panel=TRAIN)
 def pretrain(
-    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe name, a YAML file, or your data: a folder or a manifest, as `bridle init`.")
+    ],
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Run directory; the same command continues it.")] = Path("run"),
     max_steps: Annotated[int | None, typer.Option(min=1, help="Cap every phase at this many steps.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.01, help="Your data without a recipe: CPU-minutes of training; default 8.")
+    ] = None,
 ) -> None:
     """Train encoder and tokenizer in turns (Algorithm 1). Run the same command again to continue.
 
     Example:  bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10
+              bridle pretrain recordings/ --out runs/recordings
     """
-    from bridle.config import load_config
+    from bridle.config import is_data, load_config
 
     changes = [*(overrides or []), *([f"max_steps={max_steps}"] if max_steps else [])]
-    config = load_config(recipe, changes)
-    make_precision_safe(config.runtime.precision)
+    if is_data(recipe):
+        from bridle.propose import choose_config
+
+        config = choose_config(Path(recipe), out, changes, minutes=minutes)
+    else:
+        config = load_config(recipe, changes)
+        make_precision_safe(config.runtime.precision)
     from bridle import api
 
     finished = api.pretrain(config, out=out, command=f"bridle {shlex.join(sys.argv[1:])}")

@@ -1,6 +1,23 @@
 """Recipes and configs: what a run is, checked before anything is spent."""
 
-from bridle.config.load import differences, dump_config, load_config, read_config, recipe_names, with_absolute_paths
+from bridle.config.load import (
+    differences,
+    dump_config,
+    is_data,
+    load_config,
+    read_config,
+    recipe_names,
+    with_absolute_paths,
+)
 from bridle.config.schema import Config
 
-__all__ = ["Config", "differences", "dump_config", "load_config", "read_config", "recipe_names", "with_absolute_paths"]
+__all__ = [
+    "Config",
+    "differences",
+    "dump_config",
+    "is_data",
+    "load_config",
+    "read_config",
+    "recipe_names",
+    "with_absolute_paths",
+]

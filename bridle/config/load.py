@@ -62,6 +62,14 @@ def recipe_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
+def is_data(recipe: str | FilePath) -> bool:
+    """Is this a user's data, a folder or a list of files, and not a recipe?"""
+    path = FilePath(recipe)
+    return str(recipe) not in recipe_names() and (
+        path.is_dir() or (path.is_file() and path.suffix not in (".yaml", ".yml"))
+    )
+
+
 def load_config(recipe: str | FilePath, overrides: Sequence[str] = ()) -> Config:
     """The config of a shipped recipe or a YAML file, with overrides on top."""
     name, text = _read(str(recipe), beside=None)

@@ -91,7 +91,9 @@ def check_signal(kind: str, read: ReadSignal, path: Path, options: CheckOptions)
         low, high = np.minimum(low, block.min(1)), np.maximum(high, block.max(1))
     seconds = None if rate is None else length / rate
     size = f"{channels} channel{'s' if channels > 1 else ''}"
-    facts = Facts(kind, seconds=seconds, rate=None if rate is None else round(rate), size=size)
+    facts = Facts(
+        kind, seconds=seconds, rate=None if rate is None else round(rate), size=size, shape=(channels, length)
+    )
     if broken:
         facts = facts.found("not finite", f"{broken} of {signal.size} numbers are NaN or infinite")
     elif length > 1 and bool((low == high).all()):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.data.audio.decode import SLACK, SoundTrack, Track, open_track
+from bridle.data.audio.decode import SILENT, SLACK, SoundTrack, Track, open_track
 from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.loading.watchdog import renew
 
@@ -31,10 +31,15 @@ class SoundMeter:
         self.low: NDArray[np.float32] | None = None  # (channels,)
         self.high: NDArray[np.float32] | None = None
         self.was_full: NDArray[np.bool_] | None = None  # (1, channels), of the last sample seen
+        self.first, self.last = 0, 0  # samples before the sound begins and until it ends
 
     def add(self, block: NDArray[np.float32]) -> None:
         if len(block) == 0:
             return
+        heard = np.flatnonzero(np.abs(block).max(1) >= SILENT)
+        if len(heard):
+            self.first = self.frames + int(heard[0]) if self.last == 0 else self.first
+            self.last = self.frames + int(heard[-1]) + 1
         self.frames += len(block)
         self.samples += block.size
         self.broken += block.size - int(np.isfinite(block).sum())
@@ -71,7 +76,11 @@ def check_sound(path: Path, options: CheckOptions) -> Facts:
         for block in channel_blocks(track):
             meter.add(block)
         seconds, promised = meter.frames / track.rate, track.length / track.rate if track.exact else 0.0
-    facts = meter.judge(Facts("audio", seconds=seconds, rate=track.rate), shortest=options.shortest)
+    channels, sounding = 0 if meter.low is None else len(meter.low), (meter.last - meter.first) / track.rate
+    facts = Facts(
+        "audio", seconds=seconds, rate=track.rate, shape=(channels, meter.frames), sounding=round(sounding, 6)
+    )
+    facts = meter.judge(facts, shortest=options.shortest)
     if seconds < promised - SLACK:
         return facts.found("truncated", f"{seconds:.2f} of {promised:.2f} s are there")
     return facts.found("cut short", "the stream has no end mark") if lacks_end(path) else facts

@@ -41,6 +41,7 @@ BLOCK = 1 << 16  # numbers decoded at a time
 MARGIN = 4_096  # samples resampled before a part, where the filter has not settled
 PREROLL = 0.25  # seconds decoded before a part of a film, where its decoder has not settled
 SLACK = 0.25  # seconds that a file may end before the length written in it
+SILENT = 2.0**-15  # one step of 16 bits; a sample that is smaller is digital silence
 
 Block = NDArray[np.float32]
 

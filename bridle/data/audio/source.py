@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
-from bridle.data.audio.decode import EXTENSIONS, Excerpt, open_track, read_part, stream_waveform
+from bridle.data.audio.decode import EXTENSIONS, SILENT, Excerpt, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
 from bridle.data.file_source import FileSource, open_splits
 from bridle.data.listing.table import DataListing, Listing, as_tuple
@@ -35,8 +35,6 @@ from bridle.geometry import Geometry
 LONG = (
     60.0  # seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached
 )
-
-SILENT = 2.0**-15  # one step of 16 bits; a sample that is smaller is digital silence
 
 ChooseStart = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
 

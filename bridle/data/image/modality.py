@@ -16,6 +16,8 @@ from bridle.data.sources import Reader, Splits
 from bridle.errors import quoted
 from bridle.geometry import Geometry
 
+GREY = ("1", "L", "LA", "I", "I;16", "F")  # modes of pictures without colour
+
 # What MAE and VideoMAE were trained with.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -44,7 +46,8 @@ def check_image(path: Path, options: CheckOptions) -> Facts:
         warnings.simplefilter("always")
         with Image.open(path, formats=FORMATS) as image:
             image.load()
-            facts, extrema = Facts("image", size=f"{image.width}×{image.height}"), image.getextrema()
+            shape = (1 if image.mode in GREY else 3, image.height, image.width)
+            facts, extrema = Facts("image", size=f"{image.width}×{image.height}", shape=shape), image.getextrema()
     if complaints:
         facts = facts.found("decoder warning", quoted(complaints[0].message))
     pairs = extrema if isinstance(extrema[0], tuple) else [extrema]

@@ -32,6 +32,8 @@ class Facts(NamedTuple):
     seconds: float | None = None
     rate: int | None = None  # samples per second and channel
     size: str | None = None  # such as 640×480, or "12 channels"
+    shape: tuple[int, ...] | None = None  # channels, then samples, height × width, or frames × height × width
+    sounding: float | None = None  # seconds of a sound without the digital silence at its ends
 
     def found(self, name: str, detail: str) -> Facts:
         """The same with one finding more."""

@@ -47,12 +47,12 @@ def check_video(path: Path, options: CheckOptions) -> Facts:
 
     from bridle.data.video.decode import opened
 
-    count, size, trouble = 0, None, ""
+    count, height, width, trouble = 0, 0, 0, ""
     with opened(str(path)) as (container, stream):
         try:
             for frame in container.decode(stream):
                 renew()
-                count, size = count + 1, f"{frame.width}×{frame.height}"
+                count, height, width = count + 1, frame.height, frame.width
                 if count == options.frames:
                     break
         except av.FFmpegError as error:
@@ -61,7 +61,8 @@ def check_video(path: Path, options: CheckOptions) -> Facts:
     if count == 0:
         return Facts("video").found("empty", f"no frame can be decoded{trouble}")
     whole = max(count, promised) if count == options.frames else count  # frames not decoded are taken on trust
-    facts = Facts("video", seconds=whole / rate if rate else None, size=size)
+    seconds, shape = whole / rate if rate else None, (3, whole, height, width)
+    facts = Facts("video", seconds=seconds, size=f"{width}×{height}", shape=shape)
     if trouble:
         facts = facts.found("cut short", f"decoding stops after {count} frames{trouble}")
     elif count < min(options.frames, SHORTFALL * promised):

@@ -77,12 +77,19 @@ def test_a_good_sound_has_no_finding_and_its_true_length_and_rate(
     tmp_path: Path, name: str, options: dict[str, str]
 ) -> None:
     facts = look(sound(tmp_path / name, hiss(RATE // 2), **options))
-    assert facts == Facts("audio", seconds=0.5, rate=RATE)
+    assert facts._replace(sounding=None) == Facts("audio", seconds=0.5, rate=RATE, shape=(1, RATE // 2))
+    assert facts.sounding == pytest.approx(0.5, abs=0.02)
+
+
+def test_silence_at_the_ends_is_not_sounding_but_a_pause_is(tmp_path: Path) -> None:
+    wave = np.zeros(RATE, np.float32)
+    wave[RATE // 4 : RATE // 4 + 100] = wave[RATE // 2 - 100 : RATE // 2] = hiss(100)[:, 0]
+    assert look(sound(tmp_path / "a.wav", wave, subtype="FLOAT")).sounding == pytest.approx(0.25, abs=1e-3)
 
 
 def test_channels_and_rates_of_every_kind_are_looked_at(tmp_path: Path) -> None:
     facts = look(sound(tmp_path / "a.wav", hiss(192_000, channels=8), rate=192_000))
-    assert facts == Facts("audio", seconds=1.0, rate=192_000)
+    assert facts == Facts("audio", seconds=1.0, rate=192_000, shape=(8, 192_000), sounding=1.0)
 
 
 @pytest.mark.parametrize("value", [0.0, 5e-5, 0.25])
@@ -179,7 +186,7 @@ def test_a_sound_that_ends_before_its_stated_length_is_truncated(tmp_path: Path)
 def test_a_good_picture_has_its_size_and_no_finding(tmp_path: Path, name: str) -> None:
     picture = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / name)
-    assert look(tmp_path / name) == Facts("image", size="30×20")
+    assert look(tmp_path / name) == Facts("image", size="30×20", shape=(3, 20, 30))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "1", "I;16"])
@@ -207,7 +214,7 @@ def test_half_a_picture_and_a_bomb_are_undecodable(tmp_path: Path) -> None:
 
 def test_a_good_video_has_its_size_and_length(tmp_path: Path) -> None:
     facts = look(video(tmp_path / "a.mp4"))
-    assert facts == Facts("video", seconds=1.2, size="64×48")
+    assert facts == Facts("video", seconds=1.2, size="64×48", shape=(3, 12, 48, 64))
 
 
 def test_only_so_many_frames_are_decoded_and_the_rest_is_believed(tmp_path: Path) -> None:
@@ -215,7 +222,7 @@ def test_only_so_many_frames_are_decoded_and_the_rest_is_believed(tmp_path: Path
     damaged = bytearray(path.read_bytes())
     damaged[-3000:] = bytes(3000)  # in the last frames
     path.write_bytes(bytes(damaged))
-    assert look(path, frames=5) == Facts("video", seconds=4.0, size="64×48")
+    assert look(path, frames=5) == Facts("video", seconds=4.0, size="64×48", shape=(3, 40, 48, 64))
     assert names(path) != []
 
 
