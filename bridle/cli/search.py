@@ -90,10 +90,10 @@ def search(
 def _show_hits(found: Any) -> None:
     from rich.text import Text
 
-    from bridle.infer.files import name_of
+    from bridle.data.listing.folders import printable
 
     terminal = screen()
-    terminal.print(Text(f"like {name_of(found.query)}, by {found.by}"))
+    terminal.print(Text(f"like {printable(found.query)}, by {found.by}"))
     table = plain_table("score", "file", "label")
     for hit in found.hits:
         # As plain text: a name with brackets is no markup.

@@ -9,12 +9,13 @@ that every reader and its protection against bad content serve them as well.
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any, NamedTuple, TypeGuard
+from typing import IO, Any, TypeGuard
 
 import numpy as np
 import torch
@@ -32,28 +33,20 @@ FileLike = str | Path | bytes | IO[bytes]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Batch(NamedTuple):
-    """Inputs that go through the networks together."""
-
-    x: Tensor  # (B, C, *input) float32, in the units of the data
-    valid: Tensor | None  # (B, T) bool
-
-
 def batches(
     x: ArrayLike, valid: ArrayLike | None, geometry: Geometry, *, size: int, bytes_as_unit: bool
-) -> Iterator[Batch]:
-    """The rows of x in order, `size` at a time; at least one batch, which may be empty."""
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """x (B, C, *input) float32 and valid (B, T) of the rows in order, `size` at a time; at least once, maybe empty."""
     if size < 1:
         raise UsageError(f"batch is {size}; at least one input must be computed at a time.")
     if not isinstance(x, Tensor | np.ndarray):
         raise UsageError(f"expected a torch tensor or a numpy array, got {type(x).__name__}.")
-    single = x.ndim == len(geometry.shape)
     require_shape(tuple(x.shape), geometry)
-    rows = x[None] if single else x
+    rows = x[None] if x.ndim == len(geometry.shape) else x
     marks = None if valid is None else _marks(valid, len(rows), geometry)
     for start in range(0, max(len(rows), 1), size):
         piece = _tensor(rows[start : start + size], bytes_as_unit=bytes_as_unit)
-        yield Batch(piece, None if marks is None else marks[start : start + size])
+        yield piece, None if marks is None else marks[start : start + size]
 
 
 def _tensor(x: ArrayLike, *, bytes_as_unit: bool) -> Tensor:
@@ -122,10 +115,9 @@ def _remedy(given: tuple[int, ...], geometry: Geometry) -> str:
     return "crop, pad or resize it, or train a model with this geometry.input."
 
 
-def token_positions(geometry: Geometry, *, patch: Sequence[int] | None = None) -> NDArray[np.int64]:
-    """(T, rank): the grid position of each token, first axis slowest; with `patch` its first element in the input."""
-    positions: NDArray[np.int64] = np.indices(geometry.grid, dtype=np.int64).reshape(geometry.rank, -1).T
-    return positions * np.array([1] * geometry.rank if patch is None else patch, dtype=np.int64)
+def token_positions(geometry: Geometry) -> NDArray[np.int64]:
+    """(T, rank): the grid position of each token, first axis slowest."""
+    return np.indices(geometry.grid, dtype=np.int64).reshape(geometry.rank, -1).T
 
 
 def require_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -146,23 +138,19 @@ def is_file(value: object) -> TypeGuard[FileLike]:
 def as_paths(files: Iterable[FileLike], reader: Reader) -> Iterator[list[Path]]:
     """Paths of all files for the length of the block; bytes and open files are written to a temporary folder."""
     with TemporaryDirectory(prefix="bridle-") as folder:
-        yield [_as_path(file, number, Path(folder), reader) for number, file in enumerate(files)]
-
-
-def _as_path(file: FileLike, number: int, folder: Path, reader: Reader) -> Path:
-    if isinstance(file, str | Path):
-        return Path(file)
-    if not isinstance(file, bytes) and not hasattr(file, "read"):
-        raise UsageError(f"expected a path, bytes or an open binary file, got {type(file).__name__}.")
-    named = Path(str(getattr(file, "name", "")))
-    suffix = named.suffix if named.suffix.lower() in reader.extensions else reader.extensions[0]
-    path = folder / f"{number:08}{suffix}"
-    with path.open("wb") as out:
-        if isinstance(file, bytes):
-            out.write(file)
-        else:
-            shutil.copyfileobj(file, out)
-    return path
+        paths = []
+        for number, file in enumerate(files):
+            if not is_file(file):
+                raise UsageError(f"expected a path, bytes or an open binary file, got {type(file).__name__}.")
+            if isinstance(file, str | Path):
+                paths.append(Path(file))
+                continue
+            suffix = Path(str(getattr(file, "name", ""))).suffix
+            known = suffix if suffix.lower() in reader.extensions else reader.extensions[0]
+            paths.append(Path(folder) / f"{number:08}{known}")
+            with paths[-1].open("wb") as out:
+                shutil.copyfileobj(io.BytesIO(file) if isinstance(file, bytes) else file, out)
+        yield paths
 
 
 @contextmanager
@@ -173,11 +161,12 @@ def waveform_file(x: ArrayLike, rate: int, reader: Reader) -> Iterator[Path]:
     if ".wav" not in reader.extensions:
         raise UsageError(f"this model reads {' '.join(reader.extensions)} files, not recordings; use encode.")
     wave = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-    if wave.ndim not in (1, 2) or wave.size == 0 or wave.dtype.kind not in "iuf" or rate < 1:
-        raise UsageError(f"expected samples (N,) or (channels, N) and a rate in Hz, got {wave.shape} and {rate}.")
-    if wave.dtype.kind != "f":
-        if wave.dtype.kind == "u":
-            raise UsageError(f"expected floating-point or signed samples, got {wave.dtype}.")
+    if wave.ndim not in (1, 2) or wave.size == 0 or wave.dtype.kind not in "if" or rate < 1:
+        raise UsageError(
+            f"expected floating-point or signed samples (N,) or (channels, N) and a rate in Hz, got {wave.dtype} "
+            f"{wave.shape} and {rate}."
+        )
+    if wave.dtype.kind == "i":
         wave = wave / -float(np.iinfo(wave.dtype).min)
     with TemporaryDirectory(prefix="bridle-") as folder:
         path = Path(folder) / "waveform.wav"

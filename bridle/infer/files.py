@@ -15,20 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bridle.data.listing.folders import printable
 from bridle.data.listing.items import Item, Items, require_readable
 from bridle.data.loading.loader import stack_valid
 from bridle.data.sources import Reader, Sample, Window
 from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
+from bridle.infer.features import FeatureSpec
 from bridle.infer.prefetch import Ended, Event, Placed, events_of_items
 
 Array = NDArray[Any]
@@ -63,11 +64,11 @@ class WindowValues(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What was computed of some tokens of one item."""
+    """What was computed of some tokens of one item, or of a whole one, pooled."""
 
-    values: Array  # (n, M or D)
+    values: Array  # (n, M or D); pooled (P · D,)
     times: NDArray[np.float64] | None  # (n,)
-    positions: NDArray[np.int32]  # (n, rank)
+    positions: Any  # (n, rank) int32; None when pooled
 
 
 def values_of_items(
@@ -122,18 +123,36 @@ def token_rows(found: WindowValues, reader: Reader, geometry: Geometry) -> Rows:
     return Rows(values, times, positions)
 
 
-class TokenCollector:
-    """All token rows of a file."""
+class Collector:
+    """The rows of a file: those of all tokens, or the weighted mean over windows of their pooled features."""
 
-    def __init__(self, reader: Reader, geometry: Geometry) -> None:
+    def __init__(self, reader: Reader, geometry: Geometry, spec: FeatureSpec | None = None) -> None:
+        """`spec` names features; None collects codes."""
         self.reader, self.geometry = reader, geometry
+        self.pooled, self.axis = spec is not None and spec.pool is not None, None if spec is None else spec.axis
         self.pieces: list[Rows] = []
+        self.total: NDArray[np.float64] | None = None  # pooled: (P, D), with deviations (2P, D)
+        self.count: NDArray[np.float64] | None = None  # (P, 1)
 
     def add(self, found: WindowValues) -> None:
-        self.pieces.append(token_rows(found, self.reader, self.geometry))
+        """Take in the values of the next window."""
+        if not self.pooled:
+            self.pieces.append(token_rows(found, self.reader, self.geometry))
+            return
+        grid, valid = self.geometry.grid, found.window.valid
+        real = np.ones(math.prod(grid)) if valid is None else valid.numpy().astype(np.float64)
+        others = tuple(axis for axis in range(len(grid)) if axis != self.axis)
+        kept = real.reshape(grid).sum(axis=others).reshape(-1)  # (P,) real tokens at each position kept
+        count = np.resize(kept, len(found.values))[:, None]  # deviations follow the means
+        total = count * found.values
+        self.total = total if self.total is None else self.total + total
+        self.count = count if self.count is None else self.count + count
 
-    def joined(self) -> Rows:
-        """All rows in one piece."""
+    def rows(self) -> Rows:
+        """All rows; pooled one vector (P · D,), with deviations (2 · P · D,), zeros where no real token is."""
+        if self.total is not None and self.count is not None:
+            mean = (self.total / np.maximum(self.count, 1.0)).astype(np.float32).reshape(-1)
+            return Rows(mean, None, None)
         times = [piece.times for piece in self.pieces if piece.times is not None]
         return Rows(
             np.concatenate([piece.values for piece in self.pieces]),
@@ -142,81 +161,39 @@ class TokenCollector:
         )
 
 
-class MeanCollector:
-    """Weighted mean over the windows of a file of their pooled features."""
-
-    def __init__(self, geometry: Geometry, axis: int | None) -> None:
-        """`axis` is the grid axis that pooling keeps, or None."""
-        self.grid, self.axis = geometry.grid, axis
-        self.total: NDArray[np.float64] | None = None  # (P, D), with deviations (2P, D)
-        self.count: NDArray[np.float64] | None = None  # (P, 1)
-
-    def add(self, found: WindowValues) -> None:
-        valid = found.window.valid
-        real = np.ones(math.prod(self.grid)) if valid is None else valid.numpy().astype(np.float64)
-        others = tuple(axis for axis in range(len(self.grid)) if axis != self.axis)
-        kept = real.reshape(self.grid).sum(axis=others).reshape(-1)  # (P,) real tokens at each position kept
-        count = np.resize(kept, len(found.values))[:, None]  # deviations follow the means
-        total = count * found.values
-        self.total = total if self.total is None else self.total + total
-        self.count = count if self.count is None else self.count + count
-
-    def mean(self) -> NDArray[np.float32]:
-        """(P · D,) or, with deviations, (2 · P · D,); a position without a real token gives zeros."""
-        assert self.total is not None  # a file without tokens is an error before
-        assert self.count is not None
-        return (self.total / np.maximum(self.count, 1.0)).astype(np.float32).reshape(-1)
-
-
-Collector = TypeVar("Collector", TokenCollector, MeanCollector)
 OnError = Callable[[str, DataError], None]  # file, reason
 
 
-def collect_files(
+def rows_of_files(
     paths: Sequence[Path],
     reader: Reader,
+    geometry: Geometry,
     compute: Compute,
+    spec: FeatureSpec | None,
     *,
-    collector: Callable[[], Collector],
     batch: int,
-    workers: int,
-    on_error: OnError | None,
-) -> Iterator[tuple[str, Collector]]:
-    """Name and collected values of each file that can be read."""
+    workers: int = 0,
+    on_error: OnError | None = None,
+    stream: bool = False,
+) -> Iterator[tuple[str, Rows]]:
+    """Name and rows of each file that can be read; with `stream` in pieces of `batch` windows."""
     for path in paths:
         require_readable(path, reader)
+    collector = partial(Collector, reader, geometry, spec)
     items, collected = Items(map(Item, paths)), collector()
     for event in values_of_items(items, reader=reader, compute=compute, batch=batch, workers=workers):
+        name = items[event.item].name
         if isinstance(event, WindowValues):
             collected.add(event)
+            if stream and len(collected.pieces) == batch:
+                yield name, collected.rows()
+                collected = collector()
             continue
-        name = items[event.item].name
         if event.error is None:
-            yield name, collected
+            if collected.pieces or collected.pooled:
+                yield name, collected.rows()
         elif on_error is None:
             raise event.error
         else:
             on_error(name, event.error)
         collected = collector()
-
-
-def stream_file(path: Path, reader: Reader, geometry: Geometry, compute: Compute, *, batch: int) -> Iterator[Rows]:
-    """The token rows of a long file, `batch` windows at a time."""
-    require_readable(path, reader)
-    collected = TokenCollector(reader, geometry)
-    for event in values_of_items([Item(path)], reader=reader, compute=compute, batch=batch):
-        if isinstance(event, Ended):
-            if event.error is not None:
-                raise event.error
-            break
-        collected.add(event)
-        if len(collected.pieces) == batch:
-            yield collected.joined()
-            collected = TokenCollector(reader, geometry)
-    if collected.pieces:
-        yield collected.joined()
-
-
-def name_of(path: Path) -> str:
-    """The name of a file in results."""
-    return printable(path)

@@ -1,4 +1,4 @@
-"""File formats of codes and features: a `Writer` writes one part and opens what it wrote.
+"""File formats of codes and features: a `Writer` writes one file and opens what it wrote.
 
     codes      (rows, M)     unsigned integers, or features (rows, D) float32
     times      (rows,)       seconds at which each token begins; absent where the first axis is not time
@@ -24,20 +24,19 @@ from __future__ import annotations
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bridle.errors import UsageError, quoted
-from bridle.infer.header import Header
-from bridle.infer.staging import Column, StagedPart
 
 Array = NDArray[Any]
-ReadRows = Callable[[int], Array]  # number of rows -> the next rows of a column
+COLUMNS = ("codes", "features", "times", "positions")
 PARQUET_KEY = b"bridle"  # of the header in the schema's metadata
 GROUP_BYTES = 16 * 2**20  # of a Parquet row group; one long file may be more
 GROUP_FILES = 1024
@@ -45,20 +44,29 @@ READ_FILES = 16  # Parquet rows decoded at a time
 SAFETENSORS_TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "i4": "I32", "i8": "I64", "f4": "F32", "f8": "F64"}
 
 
-class StoredArrays(Protocol):
-    """The arrays of an open file; columns are read in order, a file's rows at a time."""
+class Content(NamedTuple):
+    """What is written: the rows of some files, one file after the other."""
 
     header: str  # JSON
+    files: Sequence[str]
+    counts: Sequence[int] | None  # rows of each file; None when pooled, which is one
+    columns: dict[str, Array]  # by name, (rows, …)
+
+    def arrays(self) -> dict[str, Array]:
+        """The columns, and `starts` unless pooled."""
+        if self.counts is None:
+            return self.columns
+        return {**self.columns, "starts": np.cumsum([0, *self.counts], dtype="<i8")}
+
+
+class StoredArrays(NamedTuple):
+    """What an open file holds."""
+
+    header: str
     files: list[str]
+    starts: NDArray[np.int64]  # (N + 1,) first row of each file, then the number of rows
     shapes: dict[str, tuple[int, ...]]  # of the columns
-
-    def starts(self) -> NDArray[np.int64]:
-        """(N + 1,) first row of each file, then the number of rows."""
-        ...
-
-    def column(self, name: str) -> ReadRows:
-        """A function that reads the next rows of a column."""
-        ...
+    rows: Iterator[dict[str, Array]]  # the columns of each file, read as they are asked for
 
 
 class Writer(Protocol):
@@ -66,24 +74,13 @@ class Writer(Protocol):
 
     def require_installed(self) -> None:
         """Raise UsageError where a package is missing that this format needs."""
-        ...
 
-    def write(self, file: IO[bytes], part: StagedPart, header: Header) -> None:
-        """Write all finished rows of a part, block by block."""
-        ...
+    def write(self, file: IO[bytes], content: Content) -> None:
+        """Write a file, block by block."""
 
     def open(self, path: Path) -> AbstractContextManager[StoredArrays]:
         """Open a file that `write` wrote."""
         ...
-
-
-def part_arrays(part: StagedPart, header: Header) -> dict[str, Array]:
-    """The columns of a part, mapped from disk, and `starts` unless it is pooled."""
-    arrays = {column.name: part.column(column) for column in part.columns}
-    if not header.pooled:
-        counts = np.fromiter((entry.rows for entry in part.readable()), dtype="<i8")
-        arrays["starts"] = np.concatenate([np.zeros(1, "<i8"), np.cumsum(counts, dtype="<i8")])
-    return arrays
 
 
 class NpzWriter:
@@ -92,54 +89,47 @@ class NpzWriter:
     def require_installed(self) -> None:
         """numpy is always there."""
 
-    def write(self, file: IO[bytes], part: StagedPart, header: Header) -> None:
-        names = np.array([entry.name for entry in part.readable()], dtype=np.str_)
-        arrays = {**part_arrays(part, header), "files": names, "header": np.array(header.to_json())}
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # uncompressed, and the same bytes for the same content
+    def write(self, file: IO[bytes], content: Content) -> None:
+        names, header = np.array(content.files, dtype=np.str_), np.array(content.header)
+        # Uncompressed, and the same bytes for the same content.
+        np.savez(file, **content.arrays(), files=names, header=header)  # type: ignore[arg-type]
 
     @contextmanager
-    def open(self, path: Path) -> Iterator[NpzArrays]:
-        with ExitStack() as stack:
-            yield NpzArrays(stack.enter_context(zipfile.ZipFile(path)), stack)
+    def open(self, path: Path) -> Iterator[StoredArrays]:
+        with zipfile.ZipFile(path) as archive, ExitStack() as streams:
+            shapes = {name.removesuffix(".npy"): _npy_shape(archive, name) for name in archive.namelist()}
 
+            def whole(name: str) -> Array:
+                with archive.open(f"{name}.npy") as stream:
+                    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+                return array
 
-class NpzArrays:
-    """Arrays of an .npz without pickles, the columns row by row."""
-
-    def __init__(self, archive: zipfile.ZipFile, stack: ExitStack) -> None:
-        self.archive, self.stack = archive, stack
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for member in archive.namelist():
-            if archive.getinfo(member).compress_type != zipfile.ZIP_STORED:  # a small file could swell without end
-                raise ValueError(f"{member} is compressed, which bridle never writes")
-            with archive.open(member) as stream:
+            def column(name: str) -> Callable[[int], Array]:
+                stream = streams.enter_context(archive.open(f"{name}.npy"))
                 shape, dtype = _npy_header(stream)
-                if stream.tell() + math.prod(shape) * dtype.itemsize != archive.getinfo(member).file_size:
-                    raise ValueError(f"{member} has not the size its header says")
-            self.shapes[member.removesuffix(".npy")] = shape
-        self.header = str(self._whole("header"))
-        self.files = [str(name) for name in self._whole("files")]
+                size = math.prod(shape[1:]) * dtype.itemsize
+                return lambda n: np.frombuffer(bytearray(stream.read(n * size)), dtype).reshape(n, *shape[1:])
 
-    def starts(self) -> NDArray[np.int64]:
-        return self._whole("starts")
+            def rows() -> Iterator[dict[str, Array]]:
+                columns = {name: column(name) for name in COLUMNS if name in shapes}
+                for count in np.diff(starts).tolist():
+                    yield {name: read(count) for name, read in columns.items()}
 
-    def _whole(self, name: str) -> Array:
-        with self.archive.open(f"{name}.npy") as stream:
-            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-        return array
+            header, files = str(whole("header")), [str(name) for name in whole("files")]
+            starts = whole("starts") if "starts" in shapes else np.arange(len(files) + 1)
+            yield StoredArrays(header, files, starts, shapes, rows())
 
-    def column(self, name: str) -> ReadRows:
-        member = self.stack.enter_context(self.archive.open(f"{name}.npy"))
-        shape, dtype = _npy_header(member)
-        row_bytes = math.prod(shape[1:]) * dtype.itemsize
 
-        def read(count: int) -> Array:
-            content = member.read(count * row_bytes)
-            if len(content) != count * row_bytes:
-                raise EOFError("an array ends early")
-            return np.frombuffer(bytearray(content), dtype=dtype).reshape(count, *shape[1:])
-
-        return read
+def _npy_shape(archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
+    """The shape of an array in an archive; ValueError where it is compressed or has not the size its header says."""
+    info = archive.getinfo(member)
+    if info.compress_type != zipfile.ZIP_STORED:  # a small file could swell without end
+        raise ValueError(f"{member} is compressed, which bridle never writes")
+    with archive.open(member) as stream:
+        shape, dtype = _npy_header(stream)
+        if stream.tell() + math.prod(shape) * dtype.itemsize != info.file_size:
+            raise ValueError(f"{member} has not the size its header says")
+    return shape
 
 
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -159,11 +149,11 @@ class SafetensorsWriter:
     def require_installed(self) -> None:
         """safetensors is always there."""
 
-    def write(self, file: IO[bytes], part: StagedPart, header: Header) -> None:
-        names = json.dumps([entry.name for entry in part.readable()])
-        described: dict[str, object] = {"__metadata__": {"files": names, "header": header.to_json()}}
+    def write(self, file: IO[bytes], content: Content) -> None:
+        metadata = {"files": json.dumps(content.files), "header": content.header}
+        described: dict[str, object] = {"__metadata__": metadata}
         # The format wants offsets without gaps and readers want aligned numbers: wide types first.
-        ordered = dict(sorted(part_arrays(part, header).items(), key=lambda named: -named[1].itemsize))
+        ordered = dict(sorted(content.arrays().items(), key=lambda named: -named[1].itemsize))
         at = 0
         for name, array in ordered.items():
             kind = SAFETENSORS_TYPES[array.dtype.str[1:]]
@@ -176,40 +166,21 @@ class SafetensorsWriter:
             file.write(array.data)
 
     @contextmanager
-    def open(self, path: Path) -> Iterator[SafetensorsArrays]:
+    def open(self, path: Path) -> Iterator[StoredArrays]:
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(path, framework="numpy") as file:
-                yield SafetensorsArrays(file)
+                metadata = file.metadata() or {}
+                files = [str(name) for name in json.loads(metadata["files"])]
+                columns = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                starts = file.get_tensor("starts") if "starts" in columns else np.arange(len(files) + 1)
+                shapes = {name: tuple(column.get_shape()) for name, column in columns.items()}
+                kept = {name: column for name, column in columns.items() if name in COLUMNS}
+                rows = ({name: column[a:b] for name, column in kept.items()} for a, b in pairwise(starts.tolist()))
+                yield StoredArrays(str(metadata["header"]), files, starts, shapes, rows)
         except SafetensorError as error:
             raise ValueError(str(error)) from error
-
-
-class SafetensorsArrays:
-    """Arrays of a .safetensors file, the columns row by row."""
-
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        metadata = file.metadata() or {}
-        self.header = str(metadata["header"])
-        self.files = [str(name) for name in json.loads(metadata["files"])]
-        self.shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-
-    def starts(self) -> NDArray[np.int64]:
-        found: NDArray[np.int64] = self.file.get_tensor("starts")
-        return found
-
-    def column(self, name: str) -> ReadRows:
-        content, at = self.file.get_slice(name), 0
-
-        def read(count: int) -> Array:
-            nonlocal at
-            rows: Array = content[at : at + count]
-            at += count
-            return rows
-
-        return read
 
 
 class ParquetWriter:
@@ -221,54 +192,62 @@ class ParquetWriter:
         except ImportError as error:
             raise UsageError('.parquet files need pyarrow; install it with `pip install "bridle[parquet]"`.') from error
 
-    def write(self, file: IO[bytes], part: StagedPart, header: Header) -> None:
+    def write(self, file: IO[bytes], content: Content) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        pooled = header.pooled
-        fields = [pa.field("file", pa.string(), nullable=False)]
-        fields += [] if pooled else [pa.field("tokens", pa.int64(), nullable=False)]
-        fields += [pa.field(column.name, _kind(column, pooled), nullable=False) for column in part.columns]
-        schema = pa.schema(fields, metadata={PARQUET_KEY: header.to_json().encode()})
+        pooled = content.counts is None
+        counts = [1] * len(content.files) if content.counts is None else content.counts
+        kinds = {name: _kind(column, pooled) for name, column in content.columns.items()}
+        named = {"file": pa.string(), **({} if pooled else {"tokens": pa.int64()}), **kinds}
+        fields = [pa.field(name, kind, nullable=False) for name, kind in named.items()]
+        schema = pa.schema(fields, metadata={PARQUET_KEY: content.header.encode()})
+        row_bytes = sum(column[:1].nbytes for column in content.columns.values())
+        first = row = 0
         with pq.ParquetWriter(file, schema) as writer:
-            columns = [part.column(column) for column in part.columns]
-            for names, counts, first in _groups(part):
-                arrays = [pa.array(names, pa.string())]
-                arrays += [] if pooled else [pa.array(counts, pa.int64())]
-                arrays += [_nested(column[first : first + sum(counts)], counts, pooled) for column in columns]
+            while first < len(content.files):
+                some = _group(counts[first : first + GROUP_FILES], row_bytes)
+                end = row + sum(some)
+                arrays = [pa.array(content.files[first : first + len(some)], pa.string())]
+                arrays += [] if pooled else [pa.array(some, pa.int64())]
+                arrays += [_nested(column[row:end], some, pooled) for column in content.columns.values()]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+                first, row = first + len(some), end
 
     @contextmanager
-    def open(self, path: Path) -> Iterator[ParquetArrays]:
+    def open(self, path: Path) -> Iterator[StoredArrays]:
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(path) as file:
-            yield ParquetArrays(file)
+            schema = file.schema_arrow
+            pooled = "tokens" not in schema.names
+            files = [str(name) for name in file.read(columns=["file"]).column(0).to_pylist()]
+            counts = [1] * len(files) if pooled else file.read(columns=["tokens"]).column(0).to_numpy()
+            starts = np.cumsum([0, *counts], dtype=np.int64)
+            tails = {name: _row_shape(schema.field(name).type, pooled) for name in schema.names if name in COLUMNS}
+            shapes = {name: (int(starts[-1]), *tail) for name, tail in tails.items()}
+            rows = (
+                {name: values.reshape(count, *tails[name]) for name, values in row.items()}
+                for count, row in zip(np.diff(starts).tolist(), _parquet_rows(file, list(tails)), strict=True)
+            )
+            yield StoredArrays((schema.metadata or {})[PARQUET_KEY].decode(), files, starts, shapes, rows)
 
 
-def _groups(part: StagedPart) -> Iterator[tuple[list[str], list[int], int]]:
-    """Names, numbers of rows and the first row of some files at a time."""
-    row_bytes = sum(column.row_bytes for column in part.columns)
-    names, counts, first = list[str](), list[int](), 0
-    for entry in part.readable():
-        names.append(entry.name)
-        counts.append(entry.rows)
-        if len(names) == GROUP_FILES or sum(counts) * row_bytes >= GROUP_BYTES:
-            yield names, counts, first
-            names, counts, first = [], [], first + sum(counts)
-    if names:
-        yield names, counts, first
+def _group(counts: Sequence[int], row_bytes: int) -> Sequence[int]:
+    """The first of some files' numbers of rows that together reach the size of a row group, or all of them."""
+    large = np.flatnonzero(np.cumsum(counts) * row_bytes >= GROUP_BYTES)
+    return counts[: large[0] + 1] if len(large) else counts
 
 
-def _kind(column: Column, pooled: bool) -> Any:
+def _kind(column: Array, pooled: bool) -> Any:
     import pyarrow as pa
 
-    number = pa.from_numpy_dtype(np.dtype(column.dtype))
-    row = number if column.width is None else pa.list_(number, column.width)
+    number = pa.from_numpy_dtype(column.dtype)
+    row = number if column.ndim == 1 else pa.list_(number, column.shape[1])
     return row if pooled else pa.list_(row)
 
 
-def _nested(rows: Array, counts: list[int], pooled: bool) -> Any:
+def _nested(rows: Array, counts: Sequence[int], pooled: bool) -> Any:
     """The rows of some files as one arrow array, without copying."""
     import pyarrow as pa
 
@@ -278,51 +257,21 @@ def _nested(rows: Array, counts: list[int], pooled: bool) -> Any:
     return values if pooled else pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), values)
 
 
-class ParquetArrays:
-    """The arrays of a Parquet file as those of other formats are read, the columns row by row."""
+def _row_shape(kind: Any, pooled: bool) -> tuple[int, ...]:
+    """() where a row is a single number, else (numbers in a row,)."""
+    row = kind if pooled else kind.value_type
+    return (int(row.list_size),) if hasattr(row, "list_size") else ()
 
-    def __init__(self, file: Any) -> None:
-        self.file = file
-        schema = file.schema_arrow
-        self.header = (schema.metadata or {})[PARQUET_KEY].decode()
-        self.files = [str(name) for name in file.read(columns=["file"]).column(0).to_pylist()]
-        self.pooled = "tokens" not in schema.names
-        rows = int(self.starts()[-1])
-        self.widths = {name: self._width(schema.field(name).type) for name in schema.names[1:] if name != "tokens"}
-        self.shapes: dict[str, tuple[int, ...]] = {
-            name: (rows,) if width is None else (rows, width) for name, width in self.widths.items()
-        }
 
-    def starts(self) -> NDArray[np.int64]:
-        if self.pooled:
-            return np.arange(len(self.files) + 1)
-        counts = self.file.read(columns=["tokens"]).column(0).to_numpy()
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-
-    def column(self, name: str) -> ReadRows:
-        values, width = self._values(name), self.widths[name]
-
-        def read(count: int) -> Array:
-            found = next(values, None)
-            if found is None:
-                raise EOFError("a column ends early")
-            return found.reshape((count,) if width is None else (count, width)).copy()  # arrow's own is read-only
-
-        return read
-
-    def _values(self, name: str) -> Iterator[Array]:
-        for batch in self.file.iter_batches(batch_size=READ_FILES, columns=[name]):
-            column = batch.column(0)
-            for at in range(len(column)):
-                value = column[at].values
-                while hasattr(value, "flatten") and hasattr(value.type, "value_type"):
-                    value = value.flatten()
-                yield value.to_numpy(zero_copy_only=False)
-
-    def _width(self, kind: Any) -> int | None:
-        """Numbers in a row; None where it is a single one."""
-        row = kind if self.pooled else kind.value_type
-        return int(row.list_size) if hasattr(row, "list_size") else None
+def _parquet_rows(file: Any, names: list[str]) -> Iterator[dict[str, Array]]:
+    """The numbers of each row, flat, by column."""
+    for batch in file.iter_batches(batch_size=READ_FILES, columns=names):
+        for at in range(len(batch)):
+            row = {name: batch.column(name)[at].values for name in names}
+            while nested := [name for name, values in row.items() if hasattr(values.type, "value_type")]:
+                row |= {name: row[name].flatten() for name in nested}
+            # Copies: arrow's own numbers are read-only.
+            yield {name: np.array(values.to_numpy(zero_copy_only=False)) for name, values in row.items()}
 
 
 WRITERS: dict[str, Writer] = {".npz": NpzWriter(), ".safetensors": SafetensorsWriter(), ".parquet": ParquetWriter()}
@@ -331,9 +280,6 @@ WRITERS: dict[str, Writer] = {".npz": NpzWriter(), ".safetensors": SafetensorsWr
 def writer_of(path: Path) -> Writer:
     """The format that a file's ending names; UsageError where it is none, or needs a package that is missing."""
     if path.suffix not in WRITERS:
-        raise UsageError(
-            f"{quoted(path)}: expected a name that ends in {', '.join(WRITERS)}, or one without an ending, which is a "
-            "folder of parts."
-        )
+        raise UsageError(f"{quoted(path)}: expected an ending of {', '.join(WRITERS)}, or none, for a folder of parts.")
     WRITERS[path.suffix].require_installed()
     return WRITERS[path.suffix]

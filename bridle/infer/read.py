@@ -1,90 +1,156 @@
-"""Readers of codes and features: `bridle.read_codes(path)` and `bridle.read_features(path)`.
+"""What is stored beside codes and features, and their readers: `bridle.read_codes(path)`, `bridle.read_features(path)`.
 
-A folder of parts is read as one; a single file is a folder of one part. See `formats` for what is stored.
+A folder of parts is read as one; a single file is a folder of one part. See `formats` for the arrays.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import sha256_of
+from bridle.infer.features import Pool
 from bridle.infer.files import FileCodes, FileFeatures
-from bridle.infer.formats import StoredArrays, writer_of
-from bridle.infer.header import Header, Kind, PartsIndex, read_record
-from bridle.infer.parts_folder import INDEX, JOB
+from bridle.infer.formats import COLUMNS, writer_of
 
+FORMAT = 1
+JOB, INDEX = "job", "index.json"  # of a folder of parts
+Array = NDArray[Any]
+Kind = Literal["codes", "features"]
+Count = Annotated[int, Field(ge=0, le=sys.maxsize, strict=True)]
 DAMAGE = (
-    zipfile.BadZipFile,
-    ValidationError,
-    ValueError,
-    KeyError,
-    EOFError,
-    IndexError,
-    TypeError,
-    AttributeError,
-    NotImplementedError,
+    *(zipfile.BadZipFile, ValidationError, ValueError, KeyError, EOFError, IndexError, TypeError, AttributeError),
+    *(NotImplementedError, RecursionError, MemoryError, OverflowError),
     OSError,  # an offset in the archive that cannot be
-    RecursionError,
-    MemoryError,
-    OverflowError,  # a number that no array holds
     TokenError,  # of numpy, in the header of an array
 )
 
-Array = NDArray[Any]
+
+@contextmanager
+def one_line_errors(path: Path, remedy: str) -> Iterator[None]:
+    """Damage of any kind as a DataError of one line."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise DataError(
+            f"{quoted(path)} is damaged, cut short, or not written by bridle ({type(error).__name__}: "
+            f"{quoted(error)}); {remedy}."
+        ) from error
+
+
+class StoredGeometry(BaseModel):
+    """Geometry of the model's input."""
+
+    channels: int
+    input: tuple[int, ...]
+    patch: tuple[int, ...]
+
+
+class Header(BaseModel):
+    """What a file of codes or features holds and which model made it.
+
+    Settings of the front end (`audio`, `video`) are kept under the name of their section.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    format: Count
+    kind: Kind
+    bridle: str = ""  # version that wrote it
+    run: str = ""  # name of the run's config
+    model: str = ""  # fingerprint of weights and settings
+    geometry: StoredGeometry | None = None
+    grid: tuple[int, ...] = ()
+    frame_seconds: float | None = None
+    tokens_per_second: float | None = None
+    codebook_sizes: tuple[int, ...] = ()  # of codes
+    bits_per_token: float | None = None
+    bits_per_second: float | None = None
+    layer: int | None = None  # of features
+    pool: Pool | None = None  # one row per file instead of one per token
+    axis: int | None = None
+    deviation: bool = False
+
+    def to_json(self) -> str:
+        """The fields that were set, in their order."""
+        return json.dumps(self.model_dump(mode="json", exclude_unset=True))
+
+    def require(self, path: Path, kind: str) -> Self:
+        """This header; an error if it is of another kind, or of a format that this version does not know."""
+        if self.format > FORMAT:
+            raise DataError(
+                f"{quoted(path)} has format {self.format}, this bridle reads up to {FORMAT}; use a newer bridle."
+            )
+        if self.kind != kind:
+            raise UsageError(f"{quoted(path)} holds {self.kind!r}, not {kind}; read it with bridle.read_{self.kind}.")
+        return self
+
+
+class PartNote(BaseModel):
+    """A part that counts: items `first` to before `end`, and the file that holds their rows."""
+
+    first: Count
+    end: Count
+    file: str | None  # None where no item could be read
+    bytes: Count
+    sha256: str | None
+    files: Count
+    rows: Count
+
+
+class PartsIndex(BaseModel):
+    """index.json of a finished folder."""
+
+    header: Header
+    files: Count
+    rows: Count
+    failed: Count
+    parts: list[PartNote]
+
+
+Record = TypeVar("Record", bound=BaseModel)
+
+
+def read_record(path: Path, record: type[Record]) -> Record:
+    """A JSON file as the type that was written; DataError if it is something else."""
+    with one_line_errors(path, "write the folder again"):
+        return record.model_validate_json(path.read_bytes())
 
 
 class PartFile:
     """One file of codes or features."""
 
     def __init__(self, path: Path, kind: Kind) -> None:
-        self.path, self.kind, self.writer = path, kind, writer_of(path)
+        self.path, self.writer = path, writer_of(path)
+        self.remedy = f"write it again with `bridle {'tokenize' if kind == 'codes' else 'embed'}`"
         if not path.is_file():
             raise UsageError(f"{quoted(path)} does not exist; write it with `bridle tokenize` or `bridle embed`.")
-        with self._one_line_errors(), self.writer.open(path) as arrays:
+        with one_line_errors(path, self.remedy), self.writer.open(path) as arrays:
             self.header = Header.model_validate_json(arrays.header).require(path, kind)
-            self.files: list[str] = arrays.files
-            pooled = self.header.pooled
-            self.starts: NDArray[np.int64] = np.arange(len(self.files) + 1) if pooled else arrays.starts()
-            self.columns = [name for name in (kind, "times", "positions") if name in arrays.shapes]
-            self._check(arrays)
+            self.files, starts, shapes = arrays.files, arrays.starts, arrays.shapes
+            if starts.shape != (len(self.files) + 1,) or starts[0] != 0 or (np.diff(starts) < 0).any():
+                raise ValueError("starts do not fit the files")
+            if len(shapes[kind]) != 2 or any(shapes[name][0] != starts[-1] for name in COLUMNS if name in shapes):
+                raise ValueError("the arrays do not have the same number of rows")
+            if self.header.pool is None and "positions" not in shapes:
+                raise ValueError("the positions of its tokens are missing")
 
     def rows(self) -> Iterator[tuple[str, dict[str, Array]]]:
         """Name and columns of each file, read as they are asked for."""
-        with self._one_line_errors(), self.writer.open(self.path) as arrays:
-            readers = {name: arrays.column(name) for name in self.columns}
-            for name, count in zip(self.files, np.diff(self.starts).tolist(), strict=True):
-                yield name, {column: read(count) for column, read in readers.items()}
-
-    @contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
-        """Damage of any kind as one line."""
-        try:
-            yield
-        except DAMAGE as error:
-            raise DataError(
-                f"{quoted(self.path)} is damaged, cut short, or not written by bridle ({type(error).__name__}: "
-                f"{quoted(error)}); write it again with `bridle {'tokenize' if self.kind == 'codes' else 'embed'}`."
-            ) from error
-
-    def _check(self, arrays: StoredArrays) -> None:
-        shapes = arrays.shapes
-        if self.starts.shape != (len(self.files) + 1,) or self.starts[0] != 0 or (np.diff(self.starts) < 0).any():
-            raise ValueError("starts do not fit the files")
-        if len(shapes[self.kind]) != 2 or any(shapes[name][0] != self.starts[-1] for name in self.columns):
-            raise ValueError("the arrays do not have the same number of rows")
-        if not self.header.pooled and "positions" not in self.columns:
-            raise ValueError("the positions of its tokens are missing")
+        with one_line_errors(self.path, self.remedy), self.writer.open(self.path) as arrays:
+            yield from zip(self.files, arrays.rows, strict=True)
 
 
 class Stored:
@@ -94,7 +160,7 @@ class Stored:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.parts, self.hashes = [self.path], dict[Path, str]()
+        self.parts, self.hashes = [self.path], dict[Path, str | None]()
         self._count: int | None = None
         if not self.path.is_dir():
             self.header = PartFile(self.path, self.kind).header
@@ -102,9 +168,8 @@ class Stored:
         index = read_index(self.path)
         self.header = index.header.require(self.path, self.kind)
         self._count = index.files
-        files = {self.path / Path(note.file).name: note for note in index.parts if note.file is not None}
-        self.parts = list(files)
-        self.hashes = {file: note.sha256 for file, note in files.items() if note.sha256 is not None}
+        self.hashes = {self.path / Path(note.file).name: note.sha256 for note in index.parts if note.file is not None}
+        self.parts = list(self.hashes)
 
     def __len__(self) -> int:
         return len(self.files) if self._count is None else self._count
@@ -118,27 +183,21 @@ class Stored:
         return [name for part in self._opened() for name in part.files]
 
     def rows(self) -> Iterator[tuple[str, dict[str, Array]]]:
-        """Name and columns of each file, read as they are asked for."""
+        """Name and columns of each file, read as they are asked for; a part's SHA-256 is compared the first time."""
         for part in self._opened():
-            self._check_hash(part.path)
+            wanted = self.hashes.pop(part.path, None)
+            if wanted is not None and sha256_of(part.path) != wanted:
+                raise DataError(
+                    f"{quoted(part.path)} is damaged: its SHA-256 is not the one in {quoted(self.path / INDEX)}; copy "
+                    "it again, or write the folder again."
+                )
             yield from part.rows()
-
-    def _check_hash(self, path: Path) -> None:
-        """Compare a part's SHA-256 when its rows are read for the first time."""
-        wanted = self.hashes.pop(path, None)
-        if wanted is not None and sha256_of(path) != wanted:
-            raise DataError(
-                f"{quoted(path)} is damaged: its SHA-256 is not the one in {quoted(self.path / INDEX)}; copy it again, "
-                "or write the folder again."
-            )
 
     def _opened(self) -> Iterator[PartFile]:
         for path in self.parts:
             part = PartFile(path, self.kind)
             if part.header != self.header:
-                raise DataError(
-                    f"{quoted(path)} was made by another job than {quoted(self.path)} says; write it again."
-                )
+                raise DataError(f"{quoted(path)} was made by another job than {quoted(self.path)}; write it again.")
             yield part
 
 
@@ -159,7 +218,7 @@ class FeaturesFile(Stored):
 
     def __iter__(self) -> Iterator[tuple[str, FileFeatures]]:
         for name, found in self.rows():
-            z = found["features"][0] if self.header.pooled else found["features"]
+            z = found["features"] if self.header.pool is None else found["features"][0]
             yield name, FileFeatures(z, found.get("times"), found.get("positions"), name)
 
 
@@ -177,19 +236,13 @@ def read_index(folder: Path) -> PartsIndex:
     """The index of a finished folder, whose parts have the sizes that it says."""
     if not (folder / INDEX).exists():
         unfinished = (folder / JOB / "job.json").exists()
-        what = (
-            "is not finished; run the same command again"
-            if unfinished
-            else "holds no codes or features; give the folder that --out named"
-        )
+        what = "is not finished; run the same command again" if unfinished else "holds no codes or features"
         raise UsageError(f"{quoted(folder)} {what}.")
     index = read_record(folder / INDEX, PartsIndex)
     for note in index.parts:
-        if note.file is None:
-            continue
-        path = folder / Path(note.file).name
+        path = folder / Path(note.file or "").name
         size = path.stat().st_size if path.is_file() else None
-        if size != note.bytes:
+        if note.file is not None and size != note.bytes:
             state = "is missing" if size is None else f"has {size} bytes instead of {note.bytes}"
             raise DataError(f"{quoted(path)} {state}; copy it again, or write the folder again.")
     return index

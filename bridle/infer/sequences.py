@@ -37,8 +37,7 @@ from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import replacing_folder, write_json
 from bridle.infer.formats import WRITERS
-from bridle.infer.header import Count
-from bridle.infer.read import DAMAGE, CodesFile, read_codes
+from bridle.infer.read import DAMAGE, CodesFile, Count, read_codes
 from bridle.machine import StopRequest
 
 FORMAT = 1

@@ -122,8 +122,8 @@ def test_recordings_have_times_and_rates(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.times, np.repeat(np.arange(19) * 0.16, 2))
     assert found.positions[-1].tolist() == [18, 1]
     header = bridle.read_codes(tmp_path / "dog.npz").header
-    assert header.front_end["audio"]["sample_rate"] == 16_000
-    assert header.front_end["audio"]["shift_ms"] == 10.0
+    assert header.model_extra["audio"]["sample_rate"] == 16_000
+    assert header.model_extra["audio"]["shift_ms"] == 10.0
     assert header.tokens_per_second == pytest.approx(12.5)  # 2 bands every 0.16 s
     assert header.bits_per_second == pytest.approx(200.0)  # 4 codes of 4 bits
     command("embed", "run", "dog.flac", "--out", "dog-z.npz", "--pool", "axis", cwd=tmp_path)

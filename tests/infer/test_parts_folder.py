@@ -195,10 +195,10 @@ def test_a_part_that_is_missing_or_cut_short_is_told(model: Model, folder: Path,
     with pytest.raises(DataError, match="is missing; copy it again"):
         bridle.read_codes(tmp_path / "c")
     (tmp_path / "c" / "index.json").write_text("[1]")
-    with pytest.raises(DataError, match="is damaged or not what bridle writes there"):
+    with pytest.raises(DataError, match="damaged, cut short, or not written by bridle"):
         bridle.read_codes(tmp_path / "c")
     (tmp_path / "c" / "index.json").write_text('{"header": {}, "files": 1, "parts": []}')
-    with pytest.raises(DataError, match="is damaged or not what bridle writes there"):
+    with pytest.raises(DataError, match="damaged, cut short, or not written by bridle"):
         bridle.read_codes(tmp_path / "c")
 
 

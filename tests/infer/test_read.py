@@ -25,8 +25,8 @@ from bridle.errors import DataError, Interrupted, UsageError
 from bridle.files import locked_folder
 from bridle.infer import formats
 from bridle.infer.features import FeatureSpec
-from bridle.infer.header import StoredGeometry
 from bridle.infer.model import Model
+from bridle.infer.read import StoredGeometry
 from bridle.infer.write import Options, embed_inputs, tokenize_inputs
 
 
@@ -168,7 +168,7 @@ def test_a_result_that_exists_is_kept_unless_told_otherwise(model: Model, folder
     with pytest.raises(UsageError, match="exists; give --overwrite"):
         tokenize(model, [folder], tmp_path / "c.npz")
     assert (tmp_path / "c.npz").read_text() == "mine"
-    with pytest.raises(UsageError, match=r"ends in \.npz, \.safetensors, \.parquet"):
+    with pytest.raises(UsageError, match=r"an ending of \.npz, \.safetensors, \.parquet"):
         tokenize(model, [folder], tmp_path / "c.csv")
 
 
@@ -339,7 +339,7 @@ def test_a_header_that_promises_more_than_the_file_holds_costs_no_memory(tmp_pat
 def test_a_full_disk_leaves_no_half_result(
     model: Model, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Any, file: Any, part: Any, header: Any) -> None:
+    def fail(self: Any, file: Any, content: Any) -> None:
         file.write(b"0")
         raise OSError(28, "No space left on device")
 
