@@ -34,7 +34,7 @@ def probe(
     Data with folds is cross-validated. Settings are chosen on training items only.
 
     probe.pool: mean, axis (one mean per position of a grid axis), class or attentive.
-    probe.layer=N: features of block N. data.views=N: average of N windows per item.
+    probe.layer=N: features of block N; all: of every block. data.views=N: average of N windows per item.
     --on RECIPE: probe on another data set; writes RUN/probe-RECIPE.json.
 
     Example:  bridle probe runs/c10 probe.pool=axis probe.axis=0 --shots 1,5,10

@@ -229,7 +229,7 @@ class Config(Section):
 
     def _check_blocks(self) -> None:
         for name, block in (("loss.teacher_block", self.loss.teacher_block), ("probe.layer", self.probe.layer)):
-            if block is not None and block > self.encoder.depth:
+            if isinstance(block, int) and block > self.encoder.depth:
                 raise ValueError(
                     f"{name}: {block} of an encoder with {self.encoder.depth} blocks; "
                     f"give 1 to {self.encoder.depth}, or null for the last"

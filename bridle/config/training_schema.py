@@ -116,7 +116,9 @@ class ProbeConfig(Section):
     pool: Literal["mean", "axis", "class", "attentive"] = "mean"
     axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
-    layer: Positive | None = None  # output of this block, 1 to the encoder's depth; None: the last, after its norm
+    # Output of this block, 1 to the encoder's depth; None: the last, after its norm; all: of the embedding and
+    # every block, side by side.
+    layer: Positive | Literal["all"] | None = None
     items: Positive | None = None  # at most so many train and test items, of each class its share; None uses all
     training_items: Positive | None = 20_000  # the same after an encoder phase, while all processes wait for one
     head: Literal["logistic", "sgd", "adamw"] = "logistic"  # logistic: solved to the optimum; else trained in batches
@@ -142,6 +144,8 @@ class ProbeConfig(Section):
         if self.pool == "attentive" and (self.head != "logistic" or self.shots):
             given = "probe.shots" if self.shots else "probe.head"
             raise ValueError(f"{given}: needs pooled features; probe.pool 'attentive' learns its own, use 'mean'")
+        if self.pool == "attentive" and self.layer == "all":
+            raise ValueError("probe.layer: 'all' needs pooled features; probe.pool 'attentive' reads one block")
         if self.loss != "auto" and self.head == "logistic":
             raise ValueError(f"probe.loss: '{self.loss}' is for probe.head 'sgd' or 'adamw'; 'logistic' has its own")
         if len(set(self.shots)) < len(self.shots):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from bridle import distributed
@@ -172,18 +173,19 @@ class Evaluator:
         kept = settings.axis if settings.pool == "axis" else None
         encoder.eval()
 
-        def encode(x: Tensor, valid: Tensor | None) -> Encoded:
+        def encode(x: Tensor, valid: Tensor | None) -> list[Encoded]:
             if settings.layer is None:
-                last: Encoded = encoder(x, valid=valid)
-                return last
-            return encoder.layers(x, wanted=[settings.layer], valid=valid)[0]
+                return [encoder(x, valid=valid)]
+            return encoder.layers(x, wanted=encoder.blocks(settings.layer), valid=valid)
 
-        def pooled(x: Tensor, valid: Tensor | None) -> Tensor:
-            encoded = encode(x, valid)
+        def pool(encoded: Encoded, valid: Tensor | None) -> Tensor:
             if settings.pool == "class":
                 assert encoded.class_token is not None  # the config is refused without one
                 return encoded.class_token
             return pool_tokens(encoded.z, grid, kept, valid, deviation=settings.deviation)
+
+        def pooled(x: Tensor, valid: Tensor | None) -> Tensor:
+            return torch.cat([pool(encoded, valid) for encoded in encode(x, valid)], dim=1)
 
         what: dict[str, Any] = {
             "features": settings.pool, "axis": kept, "deviation": settings.deviation, "layer": settings.layer,
@@ -192,7 +194,7 @@ class Evaluator:
             what |= {"weights": weights_digest(encoder), "encoder": self.config.encoder.model_dump(mode="json")}
         if settings.pool == "attentive" and self.classifier == "linear":
             items = len(self.train) + (0 if self.test is None else len(self.test))
-            tokens = self.collector.features(lambda x, valid: encode(x, valid).z, what, items=items)
+            tokens = self.collector.features(lambda x, valid: encode(x, valid)[0].z, what, items=items)
             return self.score(tokens, partial(fit_attentive, seed=self.config.seed))
         return self.score(self.collector.features(pooled, what), self.vector_method())
 

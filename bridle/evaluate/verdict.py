@@ -127,8 +127,7 @@ def advice(config: Config, last: Evaluation, results: Results) -> Iterator[str]:
     if probe.pool == "mean" and not probe.deviation:
         yield "read the features another way: `bridle probe RUN probe.deviation=true`, or probe.pool=axis"
     if probe.layer is None and config.encoder.depth > 2:
-        middle = round(config.encoder.depth * 2 / 3)
-        yield f"read an earlier block: `bridle probe RUN probe.on=validation probe.layer={middle}`"
+        yield "read every block, not the last alone: `bridle probe RUN probe.on=validation probe.layer=all`"
     raw, untrained = results.baselines.get("raw"), results.baselines.get("untrained")
     lost = None if raw is None or untrained is None else _main_change(untrained, raw)
     tokens = config.geometry.build().tokens

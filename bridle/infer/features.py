@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypedDict
 
+import torch
 from torch import Tensor
 
 from bridle.config import Config
@@ -15,6 +16,7 @@ from bridle.errors import UsageError
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.pooling import pool_tokens
 
+Layer = int | Literal["all"]
 Pool = Literal["mean", "axis", "class"]
 Pooling = Literal["probe", "mean", "axis", "class"]
 
@@ -30,13 +32,13 @@ class PoolOptions(TypedDict, total=False):
 class FeatureOptions(PoolOptions, total=False):
     """Arguments that choose features; see `Model.encode`."""
 
-    layer: int | None
+    layer: Layer | None
 
 
 class FeatureSpec(NamedTuple):
-    """Features of one block, pooled or not."""
+    """Features of one block, pooled or not, or pooled of every block."""
 
-    layer: int | None = None  # output of this block, from 1; None: the last one, after its norm
+    layer: Layer | None = None  # output of this block, from 1; None: the last one, after its norm; or "all"
     pool: Pool | None = None  # None keeps every token
     axis: int | None = None  # grid axis that pool "axis" keeps
     deviation: bool = False  # with pool "mean" or "axis", the tokens' standard deviations behind their means
@@ -47,14 +49,19 @@ class FeatureSpec(NamedTuple):
         what = {"mean": "the mean over tokens", "axis": axis, "class": "the class token"}
         pooled = "every token" if self.pool is None else what[self.pool]
         deviation = " and standard deviations" if self.deviation else ""
-        return f"{pooled}{deviation} of {'the last block' if self.layer is None else f'block {self.layer}'}"
+        blocks = "the last block" if self.layer is None else f"block {self.layer}"
+        return f"{pooled}{deviation} of {'the embedding and every block' if self.layer == 'all' else blocks}"
 
-    def width(self, encoder_width: int, grid: Sequence[int]) -> int:
+    def width(self, encoder: Encoder) -> int:
         """Numbers in a row of these features."""
-        return encoder_width * (1 if self.axis is None else grid[self.axis]) * (2 if self.deviation else 1)
+        places = 1 if self.axis is None else encoder.geometry.grid[self.axis]
+        return encoder.width * len(encoder.blocks(self.layer)) * places * (2 if self.deviation else 1)
 
-    def pooled(self, encoded: Encoded, grid: Sequence[int], valid: Tensor | None) -> Tensor:
-        """(B, T, D), or pooled (B, P · D), with deviations (B, 2 · P · D)."""
+    def pooled(self, blocks: Sequence[Encoded], grid: Sequence[int], valid: Tensor | None) -> Tensor:
+        """(B, T, D), or pooled (B, P · D), with deviations (B, 2 · P · D); blocks side by side."""
+        return torch.cat([self._pooled(encoded, grid, valid) for encoded in blocks], dim=-1)
+
+    def _pooled(self, encoded: Encoded, grid: Sequence[int], valid: Tensor | None) -> Tensor:
         if self.pool is None:
             return encoded.z
         if self.pool == "class":
@@ -75,14 +82,16 @@ def choose_features(
     config: Config,
     encoder: Encoder,
     *,
-    layer: int | None = None,
+    layer: Layer | None = None,
     pool: Pooling | None = None,
     axis: int | None = None,
     deviation: bool = False,
 ) -> FeatureSpec:
     """The features that arguments ask for, checked against the model; "probe" fills in what the run's probe used."""
-    if layer is not None and not 1 <= layer <= encoder.depth:
-        raise UsageError(f"layer is {layer}; the blocks of this encoder are numbered 1 to {encoder.depth}.")
+    if layer not in (None, "all", *range(1, encoder.depth + 1)):
+        raise UsageError(f"layer is {layer!r}; expected a block from 1 to {encoder.depth}, or 'all' for every block.")
+    if layer == "all" and pool is None:
+        raise UsageError("layer 'all' needs pooled features: give a pool such as 'probe'.")
     if pool == "probe":
         if axis is not None or deviation:
             raise UsageError("pool 'probe' is what the run's probe used; give pool='axis' to choose an axis.")

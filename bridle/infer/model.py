@@ -185,9 +185,11 @@ class Model:
 
     def _encoded(self, x: Tensor, valid: Tensor | None, specs: Sequence[FeatureSpec]) -> tuple[Tensor, ...]:
         """The features that each spec asks for, from one pass; the specs differ in their layers alone."""
-        wanted = [self.encoder.depth if spec.layer is None else spec.layer for spec in specs]
-        found = self.encoder.layers(x.to(self.dtype), wanted=wanted, valid=valid)
-        return tuple(spec.pooled(z, self.geometry.grid, valid).float() for z, spec in zip(found, specs, strict=True))
+        wanted = [self.encoder.blocks(spec.layer) for spec in specs]
+        found = iter(self.encoder.layers(x.to(self.dtype), wanted=[n for own in wanted for n in own], valid=valid))
+        read = [[next(found) for _ in own] for own in wanted]
+        grid = self.geometry.grid
+        return tuple(spec.pooled(blocks, grid, valid).float() for blocks, spec in zip(read, specs, strict=True))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -308,7 +310,7 @@ class Model:
             return self.encode_file(inputs, pool="probe", batch=batch).z
         files = cast("Iterable[FileLike]", inputs)
         vectors = [found.z for found in self.encode_files(files, pool="probe", batch=batch, workers=workers)]
-        width = self.probe_spec.width(self.encoder.width, self.geometry.grid)
+        width = self.probe_spec.width(self.encoder)
         return np.stack(vectors) if vectors else np.zeros((0, width), np.float32)
 
     def tokenize_file(self, file: FileLike, *, stages: int | None = None, batch: int = BATCH) -> FileCodes:

@@ -78,7 +78,7 @@ class Header(BaseModel):
     codebook_sizes: tuple[int, ...] = ()  # of codes
     bits_per_token: float | None = None
     bits_per_second: float | None = None
-    layer: int | None = None  # of features
+    layer: int | Literal["all"] | None = None  # of features
     pool: Pool | None = None  # one row per file instead of one per token
     axis: int | None = None
     deviation: bool = False

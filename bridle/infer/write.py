@@ -102,7 +102,7 @@ def embed_inputs(
     spec = spec or probe
     if spec.pool is not None and spec != probe:
         progress.note(f"note: features are {spec.describe()}; this run's probe uses {probe.describe()} (--pool probe).")
-    width = spec.width(model.encoder.width, model.geometry.grid)
+    width = spec.width(model.encoder)
     columns = (Column("features", "<f4", width), *(() if spec.pool else _position_columns(model)))
     header = _header(model, kind="features", **spec._asdict())
     return _run(Task(model, model.features_of(spec), columns, header), named, out, options, progress, stdin)

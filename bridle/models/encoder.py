@@ -6,7 +6,7 @@ Shapes: x (B, C, *input); z (B, T, D), or (B, V, D) when only V visible tokens g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,17 +82,24 @@ class Encoder(nn.Module):
         self.geometry = self.embed.geometry = geometry
 
     def layers(self, x: Tensor, *, wanted: Sequence[int], valid: Tensor | None = None) -> list[Encoded]:
-        """What the blocks numbered `wanted` (1 to depth) put out; the final norm belongs to the last block's alone."""
-        if any(not 1 <= n <= self.depth for n in wanted):
+        """What the blocks numbered `wanted` (1 to depth) put out; the final norm belongs to the last block's alone.
+
+        0 stands for the tokens that enter the first block.
+        """
+        if any(not 0 <= n <= self.depth for n in wanted):
             raise UsageError(f"layers {list(wanted)} asked of an encoder whose blocks are numbered 1 to {self.depth}.")
         z, key_valid = self._begin(x, None, valid)
-        found: dict[int, Encoded] = {}
+        found = {0: self._told_apart(z)}
         for n, out in enumerate(self.trunk.outputs(z, key_valid=key_valid), start=1):
             if n in wanted:
                 found[n] = self._told_apart(self.norm(out) if n == self.depth else out)
             if n == max(wanted, default=0):
                 break
         return [found[n] for n in wanted]
+
+    def blocks(self, layer: int | Literal["all"] | None) -> list[int]:
+        """The numbers that `layers` takes: None names the last block, "all" the embedding and every block."""
+        return list(range(self.depth + 1)) if layer == "all" else [self.depth if layer is None else layer]
 
     def features_of(self, x: Tensor, *, block: int | None = None, valid: Tensor | None = None) -> Tensor:
         """Patch tokens (B, T, D) after the final norm, or of an earlier block, normalised without weights.

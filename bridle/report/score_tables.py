@@ -86,7 +86,8 @@ def protocol_words(kind: str, results: Results) -> str:
         lengths = {"epochs": protocol.finetune.epochs, "steps": protocol.finetune.steps}
         words += [f"{count:,g} {name}" for name, count in lengths.items() if count is not None]
     elif protocol.probe is not None:
-        words += [] if protocol.probe.layer is None else [f"block {protocol.probe.layer}"]
+        layer = protocol.probe.layer
+        words += [] if layer is None else ["every block" if layer == "all" else f"block {layer}"]
         if kind == "probe" and protocol.probe.head in HEADS:
             words.append(f"{HEADS[protocol.probe.head]} head")
             words += [protocol.probe.loss.upper()] if protocol.probe.loss != "auto" else []

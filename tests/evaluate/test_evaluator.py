@@ -321,7 +321,7 @@ def test_the_class_token_is_what_class_pooling_probes(evaluator_of: Callable[...
 def test_an_earlier_block_can_be_probed(evaluator_of: Callable[..., Evaluator]) -> None:
     x, labels = pictures(30)
     found: dict[str, Any] = {}
-    for layer in ("null", "1", "2"):
+    for layer in ("null", "1", "2", "all"):
         evaluator = evaluator_of(
             Splits(TensorSource(x=x, labels=labels), None), f"probe.layer={layer}", "encoder.depth=2"
         )
@@ -329,11 +329,14 @@ def test_an_earlier_block_can_be_probed(evaluator_of: Callable[..., Evaluator]) 
         encoder = build_encoder(evaluator.config).eval()
         evaluator.score_encoder(encoder)
     with torch.no_grad():
-        z = encoder.embed((x - 0.3) / 0.3) + encoder.position
-        z = encoder.trunk.blocks[0](z)
+        embedded = encoder.embed((x - 0.3) / 0.3) + encoder.position
+        z = encoder.trunk.blocks[0](embedded)
     np.testing.assert_allclose(found["1"], z.mean(1).numpy(), atol=1e-5)
     np.testing.assert_allclose(found["2"], found["null"], atol=1e-6)
     assert np.abs(found["1"] - found["2"]).max() > 0.1
+    np.testing.assert_allclose(
+        found["all"], np.concatenate([embedded.mean(1), found["1"], found["2"]], axis=1), atol=1e-6
+    )
 
 
 def test_attentive_pooling_that_needs_too_much_memory_names_the_setting(

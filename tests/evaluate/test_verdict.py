@@ -76,7 +76,7 @@ def test_nothing_is_said_of_a_run_without_scores() -> None:
         (["encoder_phase.steps=3"], {}, "train longer"),
         ([], {"verdicts": (CodebookVerdict(stage=1, level="bad", text="collapsed"),)}, "mend the codebooks"),
         (["probe.deviation=false", "probe.pool=mean"], {}, "probe.deviation=true"),
-        (["encoder.depth=6", "probe.layer=null"], {}, "probe.layer=4"),
+        (["encoder.depth=6", "probe.layer=null"], {}, "probe.layer=all"),
         (["geometry.patch=[8, 8]"], {}, "4 tokens of [8, 8]"),
         ([], {"probe": scored(100, items=300)}, "300 items are few"),
     ],

@@ -39,6 +39,20 @@ def test_a_vector_of_an_array_is_what_the_probe_sees() -> None:
     np.testing.assert_allclose(model.embed(x[0]), expected[0], atol=1e-6)
 
 
+def test_every_block_is_embedded_where_the_probe_read_every_block(tmp_path: Path) -> None:
+    model = signal_model("probe.pool=mean", "probe.deviation=true", "probe.layer=all")
+    x = torch.randn(3, 2, 12, generator=generator("embed"))
+    encoder = model.encoder
+    embedded = encoder.embed((x - model.mean) / model.std) + encoder.position
+    blocks = [embedded, *(model.encode(x, layers=n) for n in (1, 2, 3))]  # (3, 4, 8) each
+    expected = torch.cat([part for z in blocks for part in (z.mean(1), z.std(1, correction=0))], dim=1)
+    np.testing.assert_allclose(model.embed(x), expected, atol=1e-6)
+    write_signal(tmp_path / "a.npy", 12)
+    assert model.embed(tmp_path / "a.npy").shape == (4 * 2 * 8,)
+    with pytest.raises(UsageError, match="needs pooled features"):
+        model.encode_file(tmp_path / "a.npy", layer="all")
+
+
 def test_a_long_file_is_pooled_window_by_window_weighted_by_real_tokens(tmp_path: Path) -> None:
     model = signal_model(*PROBE)
     write_signal(tmp_path / "a.npy", 17)  # 4 tokens, then 2
