@@ -17,14 +17,13 @@ from torch import nn
 from bridle.config import Config
 from bridle.errors import CheckpointError, ConfigError, UsageError, quoted
 from bridle.files import read_json
-from bridle.models.build import build_encoder, build_first_tokenizer, build_later_tokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
 from bridle.runs.checkpoint import EXPORTED, Loaded
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import Results, read_results
-from bridle.train.algorithm1 import Turn, has_later_tokenizer, load_modules
+from bridle.train.algorithm1 import restore_frozen
 
 FORMAT = 1  # of an exported folder
 
@@ -68,13 +67,7 @@ class Trained(NamedTuple):
 
 def restore_trained(config: Config, loaded: Loaded, facts: Facts) -> Trained:
     """Encoder and tokenizer as a checkpoint or an exported folder holds them; nothing else is built."""
-    turn, tokenizer = Turn(facts.iteration, facts.phase), None
-    if "tokenizer" in facts.parts:
-        later = has_later_tokenizer(config, turn)
-        tokenizer = build_later_tokenizer(config, iteration=turn.iteration) if later else build_first_tokenizer(config)
-    trained = Trained(build_encoder(config), tokenizer, config, facts)
-    load_modules(trained.modules(), loaded)
-    return trained
+    return Trained(*restore_frozen(config, loaded), config, facts)
 
 
 def facts_of_run(loaded: Loaded, config: Config) -> Facts:

@@ -10,14 +10,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridle.config import Config
 from bridle.errors import BridleError, UsageError, quoted
-from bridle.report.gallery import Gallery
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import Evaluation, Results, readable_part
 from bridle.runs.results_file import kept_files
+
+if TYPE_CHECKING:
+    from bridle.report.token_maps import Gallery
 
 FURTHER = ("probe", "knn", "finetune")  # kinds of results that are measured after the run
 Row = Mapping[str, Any]  # of metrics.jsonl or quarantine.jsonl

@@ -14,7 +14,6 @@ import colorsys
 import io
 import itertools
 import math
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,7 @@ from bridle.data.modality import Drawing
 from bridle.geometry import Geometry
 
 Picture = NDArray[np.uint8]  # (H, W, 4)
+Box = tuple[slice, slice]  # where a token is in the picture: its rows and columns
 
 LINE_HEIGHT, LINE_WIDTH = 72, 480
 FRAMES_IN_ROW = 8
@@ -31,44 +31,26 @@ TINT = 0.55  # of a token's colour in its patch; the rest is the picture in grey
 OPAQUE_ENOUGH = 64  # pixels on both sides above which a picture without gaps is stored as JPEG
 
 
-class Box(NamedTuple):
-    """Where a token is in the picture."""
+def limits_of(x: Tensor, kind: Drawing) -> tuple[float, float]:
+    """The values drawn darkest and brightest of samples (N, C, *input).
 
-    top: int
-    left: int
-    height: int
-    width: int
-
-    @property
-    def area(self) -> tuple[slice, slice]:
-        return slice(self.top, self.top + self.height), slice(self.left, self.left + self.width)
-
-
-class Limits(NamedTuple):
-    """The values drawn darkest and brightest."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, x: Tensor, kind: Drawing) -> Limits:
-        """For samples (N, C, *input): 0 … 1 where pictures keep to it, else what 99 % of all values lie within."""
-        values = x.float().flatten()
-        values = values[:: max(1, len(values) // 1_000_000)]
-        if kind in ("picture", "frames") and float(values.min()) >= 0 and float(values.max()) <= 1:
-            return cls(0.0, 1.0)
-        low, high = np.percentile(values.numpy(), [0.5, 99.5])
-        return cls(float(low), float(max(high, low + 1e-6)))
+    0 and 1 where pictures keep to it, else what 99 % of all values lie within.
+    """
+    values = x.float().flatten()
+    values = values[:: max(1, len(values) // 1_000_000)]
+    if kind in ("picture", "frames") and float(values.min()) >= 0 and float(values.max()) <= 1:
+        return 0.0, 1.0
+    low, high = np.percentile(values.numpy(), [0.5, 99.5])
+    return float(low), float(max(high, low + 1e-6))
 
 
 class Canvas:
     """Draws samples of one geometry; `boxes` tells where each token is."""
 
-    def __init__(self, geometry: Geometry, *, kind: Drawing, limits: Limits) -> None:
+    def __init__(self, geometry: Geometry, *, kind: Drawing, limits: tuple[float, float]) -> None:
         self.geometry, self.kind, self.limits = geometry, kind, limits
         self.boxes = _boxes(geometry, kind)
-        self.height = max(box.top + box.height for box in self.boxes)
-        self.width = max(box.left + box.width for box in self.boxes)
+        self.height, self.width = (max(box[axis].stop for box in self.boxes) for axis in (0, 1))
 
     def draw(self, x: Tensor) -> Picture:
         """(C, *input) -> (H, W, 4)."""
@@ -77,7 +59,10 @@ class Canvas:
         if self.kind == "line":
             return _line(values, self.height, self.width)
         if self.kind == "spectrogram":
-            return _opaque(_magma(values.mean(0).T[::-1]))  # (frames, mels) -> (mels, frames), low pitches below
+            from matplotlib import colormaps
+
+            # (frames, mels) -> (mels, frames), low pitches below
+            return np.asarray(colormaps["magma"](values.mean(0).T[::-1], bytes=True))
         colored = values if len(values) == 3 else np.repeat(values.mean(0, keepdims=True), 3, axis=0)
         colored = (255 * colored + 0.5).astype(np.uint8)  # (3, *input)
         if self.kind == "picture":
@@ -86,16 +71,16 @@ class Canvas:
         gt, gh, gw = self.geometry.grid
         _, height, width = self.geometry.input
         for t in range(gt):
-            box = self.boxes[t * gh * gw]  # the frame's first patch is its corner
+            top, left = (side.start for side in self.boxes[t * gh * gw])  # the frame's first patch is its corner
             frame = np.moveaxis(colored[:, t * self.geometry.patch[0]], 0, -1)
-            out[box.top : box.top + height, box.left : box.left + width] = _opaque(frame)
+            out[top : top + height, left : left + width] = _opaque(frame)
         return out
 
     def tint(self, picture: Picture, colors: NDArray[np.uint8], valid: Tensor | None) -> Picture:
         """The picture in grey with every token's patch in its colour (T, 3); padding is left faint."""
         out = picture.copy()
         for t, box in enumerate(self.boxes):
-            patch = out[box.area]
+            patch = out[box]
             if valid is not None and not bool(valid[t]):
                 patch[..., 3] = patch[..., 3] // 4
                 continue
@@ -108,7 +93,7 @@ class Canvas:
 
     def strip(self, patches: list[tuple[Picture, int]]) -> Picture:
         """Some tokens' patches side by side, each given as its picture and its token."""
-        cut = [picture[self.boxes[token].area] for picture, token in patches]
+        cut = [picture[self.boxes[token]] for picture, token in patches]
         gap = np.zeros((cut[0].shape[0], max(1, cut[0].shape[1] // 8), 4), np.uint8)
         return np.concatenate([part for patch in cut for part in (patch, gap)][:-1], axis=1)
 
@@ -116,22 +101,25 @@ class Canvas:
 def _boxes(geometry: Geometry, kind: Drawing) -> list[Box]:
     places = itertools.product(*(range(n) for n in geometry.grid))
     if kind == "line":
-        (tokens,) = geometry.grid
-        width = max(2, LINE_WIDTH // tokens)
-        return [Box(0, i * width, LINE_HEIGHT, width) for (i,) in places]
+        width = max(2, LINE_WIDTH // geometry.tokens)
+        return [_box(0, i * width, LINE_HEIGHT, width) for (i,) in places]
     if kind == "frames":
         _, height, width = geometry.input
         _, ph, pw = geometry.patch
         gap = max(1, width // 12)
         corners = [divmod(t, FRAMES_IN_ROW) for t in range(geometry.grid[0])]
         return [
-            Box(corners[t][0] * (height + gap) + i * ph, corners[t][1] * (width + gap) + j * pw, ph, pw)
+            _box(corners[t][0] * (height + gap) + i * ph, corners[t][1] * (width + gap) + j * pw, ph, pw)
             for t, i, j in places
         ]
     p, q = geometry.patch
     if kind == "spectrogram":
-        return [Box(geometry.input[1] - (j + 1) * q, i * p, q, p) for i, j in places]
-    return [Box(i * p, j * q, p, q) for i, j in places]
+        return [_box(geometry.input[1] - (j + 1) * q, i * p, q, p) for i, j in places]
+    return [_box(i * p, j * q, p, q) for i, j in places]
+
+
+def _box(top: int, left: int, height: int, width: int) -> Box:
+    return slice(top, top + height), slice(left, left + width)
 
 
 def _line(values: NDArray[np.float32], height: int, width: int) -> Picture:
@@ -149,13 +137,6 @@ def _line(values: NDArray[np.float32], height: int, width: int) -> Picture:
 
 def _opaque(colored: NDArray[np.uint8]) -> Picture:
     return np.concatenate([colored, np.full((*colored.shape[:2], 1), 255, np.uint8)], axis=-1)
-
-
-def _magma(values: NDArray[np.float32]) -> NDArray[np.uint8]:
-    from matplotlib import colormaps
-
-    colored: NDArray[np.uint8] = colormaps["magma"](values, bytes=True)[..., :3]
-    return colored
 
 
 def code_colors(vectors: Tensor) -> NDArray[np.uint8]:
@@ -190,9 +171,9 @@ def data_uri(picture: Picture, *, longest: int) -> str:
     out = io.BytesIO()
     if bool((picture[..., 3] == 255).all()) and min(image.size) > OPAQUE_ENOUGH:
         image.convert("RGB").save(out, "JPEG", quality=88)
-        return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
+        return _address("image/jpeg", out)
     image.save(out, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return _address("image/png", out)
 
 
 def sound_uri(wave: Tensor, *, rate: int, limit: int) -> str:
@@ -206,4 +187,8 @@ def sound_uri(wave: Tensor, *, rate: int, limit: int) -> str:
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes((kept.numpy() * math.nextafter(32768, 0)).astype("<i2").tobytes())
-    return f"data:audio/wav;base64,{base64.b64encode(out.getvalue()).decode()}"
+    return _address("audio/wav", out)
+
+
+def _address(kind: str, content: io.BytesIO) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -2,13 +2,12 @@
 
 Shapes: N samples (C, *input), T tokens, M stages, K_m codes, Dq code width, D features.
 
-Everything is a function of the run: samples are chosen by the run's seed, nothing is random. Data that cannot be opened
-(moved, given from Python, unreadable) leaves a sentence instead of pictures.
+Every picture and sound is a `data:` address. Everything is a function of the run: samples are chosen by the run's seed,
+nothing is random. Data that cannot be opened (moved, given from Python, unreadable) leaves a sentence instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -26,14 +25,15 @@ from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import modality_of
 from bridle.data.sources import Audible, Sample, Sound, Source
 from bridle.errors import BridleError, CheckpointError, DataError, UsageError
-from bridle.models.build import Nets
+from bridle.models.encoder import Encoder
+from bridle.models.tokenizer import Tokenizer
 from bridle.nn.pooling import mean_pool
+from bridle.quantize import ResidualQuantizer
 from bridle.quantize.rules import stage_inputs
-from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
-from bridle.report.sample_pictures import Canvas, Limits, Picture, code_colors, data_uri, sound_uri
+from bridle.report.sample_pictures import Canvas, code_colors, data_uri, limits_of, sound_uri
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
-from bridle.train.algorithm1 import restore_nets
+from bridle.train.algorithm1 import restore_frozen
 
 POOL = (24, 384)  # fewest and most samples looked at
 POOL_VALUES = 8_000_000  # numbers in all of them, between those bounds
@@ -44,40 +44,79 @@ SOUND_BYTES = 200_000
 CRISP = 64  # pixels; smaller pictures are enlarged without smoothing
 
 
-class Pool(NamedTuple):
-    """The samples looked at, what they are called, and what the model says of them."""
+class Shown(NamedTuple):
+    """One sample."""
 
-    indices: list[int]
-    samples: list[Sample]
-    codes: Tensor  # (N, T, M)
-    distances: Tensor  # (N, T, M), ‖v_m − c_m‖² of each stage's own input and code
-    features: Tensor  # (N, D), mean over real tokens
-    valid: Tensor | None  # (N, T)
+    name: str
+    label: str  # empty where there is none
+    picture: str
+    sound: str = ""  # empty where there is nothing to play
+    score: float | None = None  # cosine similarity with the query
+    same: bool | None = None  # has it the query's label? None where there are no labels
+
+
+class TokenMap(NamedTuple):
+    """A sample and, for every stage, the sample with its patches in the colours of their codes."""
+
+    sample: Shown
+    stages: list[str]
+
+
+class CodeStrip(NamedTuple):
+    """The patches nearest to one code."""
+
+    code: int
+    share: float  # of the tokens looked at
+    color: str  # "#rrggbb", as in the token maps
+    patches: str
+
+
+class Neighbours(NamedTuple):
+    """A sample and those whose features are most like its own, the most similar first."""
+
+    query: Shown
+    hits: list[Shown]
+
+
+class Gallery(NamedTuple):
+    """All there is to see of a run's data, or in `note` why there is nothing."""
+
+    note: str = ""
+    about: str = ""  # which samples, and which tokenizer and encoder
+    wide: bool = False  # pictures are much wider than high
+    crisp: bool = False  # pictures are so small that their pixels should show
+    maps: list[TokenMap] = []  # noqa: RUF012 - never changed
+    codes: list[list[CodeStrip]] = []  # noqa: RUF012 - one list per stage
+    neighbours: list[Neighbours] = []  # noqa: RUF012
 
 
 def gallery_of(folder: Path) -> Gallery:
     """Pictures of a run's tokens, or why there are none."""
     try:
         config = RunFolder(folder).config()
-        nets, iteration = last_nets(folder, config)
-        return make_gallery(config, nets, iteration=iteration)
+        encoder, tokenizer, iteration = last_networks(folder, config)
+        return make_gallery(config, encoder, tokenizer, iteration=iteration)
     except (BridleError, OSError) as error:
         return Gallery(note=f"No samples are shown: {error}")
 
 
-def last_nets(folder: Path, config: Config) -> tuple[Nets, int]:
-    """The networks of the last finished encoder phase that is whole, and its iteration."""
+def last_networks(folder: Path, config: Config) -> tuple[Encoder, Tokenizer, int]:
+    """Encoder and tokenizer of the last finished encoder phase that is whole, and its iteration."""
     problem: CheckpointError | None = None
     for path in reversed(RunFolder(folder).encoder_checkpoints(ends=True)):
         try:
             loaded = load_checkpoint(path)
-            return restore_nets(config, loaded), int(loaded.state["iteration"])
+            encoder, tokenizer = restore_frozen(config, loaded)
         except CheckpointError as error:
             problem = error
+            continue
+        if tokenizer is None:
+            raise UsageError("this model has no tokenizer, so no codes.")
+        return encoder.eval(), tokenizer.eval(), int(loaded.state["iteration"])
     raise problem or UsageError("no encoder phase is finished yet.")
 
 
-def make_gallery(config: Config, nets: Nets, *, iteration: int) -> Gallery:
+def make_gallery(config: Config, encoder: Encoder, tokenizer: Tokenizer, *, iteration: int) -> Gallery:
     """Token maps, typical patches and neighbours of a run's own data."""
     geometry = config.geometry.build()
     kind = modality_of(config).drawing_of(geometry)
@@ -85,58 +124,34 @@ def make_gallery(config: Config, nets: Nets, *, iteration: int) -> Gallery:
         return Gallery(note=f"No samples are shown: inputs with {geometry.rank} axes cannot be drawn.")
     plain = AugmentConfig(enabled=False)  # nothing is mixed either
     splits = open_data(config.model_copy(update={"augment": plain}))
-    source = splits.train if splits.test is None else splits.test
-    pool = look(config, nets, source)
-    canvas = Canvas(geometry, kind=kind, limits=Limits.of(torch.stack([s.x for s in pool.samples]), kind))
-    pictures = [canvas.draw(sample.x) for sample in pool.samples]
-    gallery = Gallerist(nets, source, pool, canvas, pictures, root=config.data.root)
-    part = "training" if splits.test is None else "test"
+    source, part = (splits.train, "training") if splits.test is None else (splits.test, "test")
+    chosen = choose_samples(config, source)
+    canvas = Canvas(geometry, kind=kind, limits=limits_of(torch.stack([s.x for s in chosen.values()]), kind))
+    pool = Pool(config, encoder, tokenizer, source, chosen, canvas)
     return Gallery(
-        about=f"{len(pool.samples)} {part} samples, model at the end of iter{iteration}",
+        about=f"{len(chosen)} {part} samples, model at the end of iter{iteration}",
         wide=canvas.width > 2 * canvas.height,
         crisp=kind != "line" and min(canvas.width, canvas.height) <= CRISP,
-        maps=gallery.maps(),
-        codes=gallery.codes(),
-        neighbours=gallery.neighbours(),
+        maps=pool.maps(),
+        codes=[pool.strips(m) for m in range(tokenizer.quantizer.codebooks)],
+        neighbours=pool.neighbours(),
     )
 
 
-@torch.no_grad()
-def look(config: Config, nets: Nets, source: Source) -> Pool:
-    """Load some samples, evenly chosen, and run the model on them."""
-    nets.encoder.eval()
-    nets.tokenizer.eval()
-    chosen = list(_readable(config, source))
-    samples = [sample for _, sample in chosen]
-    if not samples:
-        raise DataError("none of the samples tried can be read.")
-    mean, std = moments_tensors(*config.data.statistics)
-    valid = stack_valid(samples)
-    codes, distances, features = list[Tensor](), list[Tensor](), list[Tensor]()
-    for at in range(0, len(samples), BATCH):
-        x = normalise(torch.stack([sample.x for sample in samples[at : at + BATCH]]), mean=mean, std=std)
-        real = None if valid is None else valid[at : at + BATCH]
-        z_tilde = nets.tokenizer.encode(x, valid=real)  # (B, T, Dq)
-        found = nets.tokenizer.quantizer.assign(z_tilde)  # (B, T, M)
-        codes.append(found)
-        distances.append(stage_distances(nets, z_tilde, found))
-        features.append(mean_pool(nets.encoder(x, valid=real).z, real))
-    indices = [index for index, _ in chosen]
-    return Pool(indices, samples, torch.cat(codes), torch.cat(distances), torch.cat(features), valid)
-
-
-def _readable(config: Config, source: Source) -> Iterator[tuple[int, Sample]]:
+def choose_samples(config: Config, source: Source) -> dict[int, Sample]:
+    """Some samples by their index, evenly chosen; those that cannot be read are left out."""
     fewest, most = POOL
     wanted = min(len(source), max(fewest, min(most, POOL_VALUES // prod(config.geometry.build().shape))))
     indices = Order(size=len(source), seed=config.seed, phase="report").at(range(wanted)).tolist()
-    for index, sample in zip(indices, load_samples(source, indices, workers=config.data.workers), strict=True):
-        if isinstance(sample, Sample):  # the quarantine list names files that cannot be read
-            yield index, sample
+    tried = zip(indices, load_samples(source, indices, workers=config.data.workers), strict=True)
+    found = {index: sample for index, sample in tried if isinstance(sample, Sample)}
+    if not found:
+        raise DataError("none of the samples tried can be read.")
+    return found
 
 
-def stage_distances(nets: Nets, z_tilde: Tensor, codes: Tensor) -> Tensor:
-    """(B, T, M): how far each stage's input is from the code it was given."""
-    quantizer = nets.tokenizer.quantizer
+def stage_distances(quantizer: ResidualQuantizer, z_tilde: Tensor, codes: Tensor) -> Tensor:
+    """(B, T, M): how far each stage's input is from the code it was given, ‖v_m − c_m‖²."""
     rows, flat, vectors = z_tilde.flatten(0, 1), codes.flatten(0, 1), quantizer.code_vectors()
 
     def chosen(stage: int, v: Tensor) -> Tensor:
@@ -147,54 +162,84 @@ def stage_distances(nets: Nets, z_tilde: Tensor, codes: Tensor) -> Tensor:
     return torch.stack(far, -1).view(codes.shape)
 
 
-class Gallerist:
-    """Chooses what to show of a pool and draws it."""
+class Pool:
+    """The samples looked at, and what the model makes of them: codes and distances (N, T, M), mean features (N, D)."""
 
+    @torch.no_grad()
     def __init__(
-        self, nets: Nets, source: Source, pool: Pool, canvas: Canvas, pictures: list[Picture], *, root: str | None
+        self,
+        config: Config,
+        encoder: Encoder,
+        tokenizer: Tokenizer,
+        source: Source,
+        chosen: dict[int, Sample],
+        canvas: Canvas,
     ) -> None:
+        samples, quantizer = list(chosen.values()), tokenizer.quantizer
+        self.source, self.canvas, self.indices = source, canvas, list(chosen)
         # A page that is passed on need not tell where on somebody's disk the data lies.
-        self.prefix = "" if root is None else str(Path(root)) + "/"
-        self.source, self.pool, self.canvas, self.pictures = source, pool, canvas, pictures
-        self.colors = [code_colors(vectors) for vectors in nets.tokenizer.quantizer.code_vectors()]  # M of (K_m, 3)
-        self.labels = [label_text(source, sample) for sample in pool.samples]
+        self.prefix = "" if config.data.root is None else str(Path(config.data.root)) + "/"
+        self.pictures = [canvas.draw(sample.x) for sample in samples]
+        self.labels = [label_text(source, sample) for sample in samples]
+        self.colors = [code_colors(vectors) for vectors in quantizer.code_vectors()]  # M of (K_m, 3)
+        self.valid = stack_valid(samples)  # (N, T)
+        mean, std = moments_tensors(*config.data.statistics)
+        codes, distances, features = list[Tensor](), list[Tensor](), list[Tensor]()
+        for at in range(0, len(samples), BATCH):
+            x = normalise(torch.stack([sample.x for sample in samples[at : at + BATCH]]), mean=mean, std=std)
+            real = None if self.valid is None else self.valid[at : at + BATCH]
+            z_tilde = tokenizer.encode(x, valid=real)  # (B, T, Dq)
+            codes.append(quantizer.assign(z_tilde))
+            distances.append(stage_distances(quantizer, z_tilde, codes[-1]))
+            features.append(mean_pool(encoder(x, valid=real).z, real))
+        self.codes, self.distances, self.features = torch.cat(codes), torch.cat(distances), torch.cat(features)
 
     def maps(self) -> list[TokenMap]:
         """The first samples of different labels, each with one tinted picture per stage."""
         found, chosen = [], self._varied(MAPS)
         for n, sound in zip(chosen, self._sounds(chosen), strict=True):
-            valid = None if self.pool.valid is None else self.pool.valid[n]
-            tinted = [
-                self.canvas.tint(self.pictures[n], colors[self.pool.codes[n, :, m].numpy()], valid)
-                for m, colors in enumerate(self.colors)
-            ]
+            valid = None if self.valid is None else self.valid[n]
+            colors = [book[self.codes[n, :, m].numpy()] for m, book in enumerate(self.colors)]  # M of (T, 3)
+            tinted = [self.canvas.tint(self.pictures[n], own, valid) for own in colors]
             shown = self._shown(n, size=MAP_SIZE)._replace(sound=sound)
             found.append(TokenMap(shown, [data_uri(picture, longest=MAP_SIZE) for picture in tinted]))
         return found
 
-    def codes(self) -> list[list[CodeStrip]]:
-        """For each stage some codes, from the most used to the rarest that have enough patches."""
-        return [self._strips(m) for m in range(len(self.colors))]
-
     def neighbours(self) -> list[Neighbours]:
         """A few samples, and the others whose centred features point most nearly the same way."""
-        if len(self.pool.samples) <= HITS:
+        if len(self.indices) <= HITS:
             return []
-        centred = self.pool.features - self.pool.features.mean(0)
-        unit = torch.nn.functional.normalize(centred, dim=-1)
+        unit = torch.nn.functional.normalize(self.features - self.features.mean(0), dim=-1)
         found = []
         for n in self._varied(QUERIES):
-            likeness = unit @ unit[n]
+            likeness, label = unit @ unit[n], self.labels[n]
             likeness[n] = -torch.inf
-            best = likeness.argsort(descending=True, stable=True)[:HITS].tolist()
-            hits = [
-                self._shown(hit)._replace(
-                    score=float(likeness[hit]),
-                    same=self.labels[hit] == self.labels[n] if self.labels[n] else None,
-                )
-                for hit in best
-            ]
+            hits = []
+            for hit in likeness.argsort(descending=True, stable=True)[:HITS].tolist():
+                same = self.labels[hit] == label if label else None
+                hits.append(self._shown(hit)._replace(score=float(likeness[hit]), same=same))
             found.append(Neighbours(self._shown(n), hits))
+        return found
+
+    def strips(self, m: int) -> list[CodeStrip]:
+        """Some codes of stage m, from the most used to the rarest that have enough patches."""
+        codes = self.codes[..., m] if self.valid is None else self.codes[..., m].masked_fill(~self.valid, -1)  # (N, T)
+        counts = torch.bincount(codes[codes >= 0], minlength=len(self.colors[m]))
+        # Of a code that hardly any sample has there are no typical patches.
+        order = [int(c) for c in counts.argsort(descending=True, stable=True) if counts[c] >= PATCHES]
+        spread = sorted({round(i * (len(order) - 1) / max(1, CODES - 1)) for i in range(CODES)}) if order else []
+        found = []
+        for code in (order[place] for place in spread):
+            away = self.distances[..., m].masked_fill(codes != code, torch.inf)  # (N, T)
+            nearest = away.flatten().argsort(stable=True)[: int(counts[code])]
+            places = [divmod(flat, away.shape[1]) for flat in nearest.tolist()]  # sample and token, nearest first
+            first = {n: t for n, t in reversed(places)}  # the nearest token of each sample
+            # Of each sample at most one patch while there are others.
+            shown = sorted(places, key=lambda place: first[place[0]] != place[1])[:PATCHES]
+            patches = self.canvas.strip([(self.pictures[n], t) for n, t in shown])
+            color = "#" + "".join(f"{v:02x}" for v in self.colors[m][code].tolist())
+            share = float(counts[code] / counts.sum())
+            found.append(CodeStrip(code, share, color, data_uri(patches, longest=STRIP)))
         return found
 
     def _varied(self, count: int) -> list[int]:
@@ -208,43 +253,12 @@ class Gallerist:
         source = self.source
         if not isinstance(source, Audible):
             return [""] * len(chosen)
-        sounds = map_in_order(source.listen, [self.pool.indices[n] for n in chosen], workers=1, records=(Sound,))
+        sounds = map_in_order(source.listen, [self.indices[n] for n in chosen], workers=1, records=(Sound,))
         return [sound_uri(wave, rate=rate, limit=SOUND_BYTES) for wave, rate in sounds]
 
     def _shown(self, n: int, *, size: int = THUMBNAIL) -> Shown:
-        index = self.pool.indices[n]
-        name = self.source.describe(index).removeprefix(self.prefix)
+        name = self.source.describe(self.indices[n]).removeprefix(self.prefix)
         return Shown(name, self.labels[n], data_uri(self.pictures[n], longest=size))
-
-    def _strips(self, m: int) -> list[CodeStrip]:
-        real = torch.ones(self.pool.codes.shape[:2], dtype=torch.bool) if self.pool.valid is None else self.pool.valid
-        counts = torch.bincount(self.pool.codes[..., m][real], minlength=len(self.colors[m]))
-        # Of a code that hardly any sample has there are no typical patches.
-        order = [int(c) for c in counts.argsort(descending=True, stable=True) if counts[c] >= PATCHES]
-        spread = sorted({round(i * (len(order) - 1) / max(1, CODES - 1)) for i in range(CODES)}) if order else []
-        found = []
-        for code in (order[place] for place in spread):
-            patches = [(self.pictures[n], t) for n, t in self._nearest(m, code, real)]
-            color = "#" + "".join(f"{v:02x}" for v in self.colors[m][code].tolist())
-            share = float(counts[code] / counts.sum())
-            found.append(CodeStrip(code, share, color, data_uri(self.canvas.strip(patches), longest=STRIP)))
-        return found
-
-    def _nearest(self, m: int, code: int, real: Tensor) -> list[tuple[int, int]]:
-        """Sample and token of the patches nearest to a code, of each sample at most one while there are others."""
-        away = self.pool.distances[..., m].masked_fill((self.pool.codes[..., m] != code) | ~real, torch.inf)
-        closest, token = away.min(1)
-        samples = closest.argsort(stable=True)[:PATCHES].tolist()
-        found = [(n, int(token[n])) for n in samples if closest[n] < torch.inf]
-        if len(found) < PATCHES:
-            taken = set(found)
-            for flat in away.flatten().argsort(stable=True).tolist():
-                place = divmod(flat, away.shape[1])
-                if len(found) == PATCHES or away[place] == torch.inf:
-                    break
-                if place not in taken:
-                    found.append(place)
-        return found
 
 
 def label_text(source: Source, sample: Sample) -> str:

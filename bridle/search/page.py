@@ -21,10 +21,9 @@ from bridle.data.sources import Reader, Sound
 from bridle.errors import DataError
 from bridle.geometry import Geometry
 from bridle.infer.model import Model
-from bridle.report.gallery import Shown
 from bridle.report.page import publish_page, render_page
-from bridle.report.sample_pictures import Canvas, Limits, data_uri, sound_uri
-from bridle.report.token_maps import CRISP
+from bridle.report.sample_pictures import Canvas, data_uri, limits_of, sound_uri
+from bridle.report.token_maps import CRISP, Shown
 from bridle.search.query import Found, Index
 
 THUMBNAIL, LONGEST = 160, 320  # pixels of a picture, and of other drawings' longer side
@@ -119,7 +118,7 @@ class Sight:
         there = [one.x for one in seen if one.x is not None]
         canvas = None
         if there and self.kind is not None:
-            limits = Limits.of(torch.stack(there), self.kind)
+            limits = limits_of(torch.stack(there), self.kind)
             canvas = Canvas(self.geometry, kind=self.kind, limits=limits)
         return [
             Shown(

@@ -16,11 +16,13 @@ from bridle.models.build import (
     build_decoder,
     build_encoder,
     build_estimator,
+    build_first_tokenizer,
     build_heads,
     build_later_tokenizer,
     build_nets,
 )
-from bridle.models.tokenizer import tokenizer_kind
+from bridle.models.encoder import Encoder
+from bridle.models.tokenizer import Tokenizer, tokenizer_kind
 from bridle.models.vit_import import load_vit
 from bridle.runs.checkpoint import (
     Loaded,
@@ -92,6 +94,17 @@ def restore_nets(config: Config, loaded: Loaded) -> Nets:
         nets.own_tokenizer = None  # an encoder from elsewhere, whose codebooks nobody started
     nets.norms_start = loaded.state["norms_start"]
     return nets
+
+
+def restore_frozen(config: Config, loaded: Loaded) -> tuple[Encoder, Tokenizer | None]:
+    """Encoder and tokenizer as a checkpoint or an exported folder holds them; nothing else is built."""
+    turn, tokenizer = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"])), None
+    if any(name.startswith("tokenizer.") for name in loaded.group("model")):
+        later = has_later_tokenizer(config, turn)
+        tokenizer = build_later_tokenizer(config, iteration=turn.iteration) if later else build_first_tokenizer(config)
+    encoder = build_encoder(config)
+    load_modules({"encoder": encoder} if tokenizer is None else {"encoder": encoder, "tokenizer": tokenizer}, loaded)
+    return encoder, tokenizer
 
 
 def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:

@@ -19,10 +19,10 @@ import pytest
 import torch
 from stored_results import results as stored
 
-from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, write_report
 from bridle.report.runs import Measured
 from bridle.report.sample_pictures import data_uri, sound_uri
+from bridle.report.token_maps import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on PATH (Debian: apt install chromium)")

@@ -10,8 +10,8 @@ import pytest
 from stored_results import results as stored
 
 from bridle.errors import CheckpointError, UsageError
-from bridle.report.gallery import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.report.page import RunSummary, probes_by_title, write_report
+from bridle.report.token_maps import CodeStrip, Gallery, Neighbours, Shown, TokenMap
 from bridle.runs.results import Results
 
 PROBE = {"accuracy": 0.912, "interval": [0.88, 0.94], "chance": 0.1}
