@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bridle import api
 from bridle.cli import app
-from bridle.cli.plan import scaled
+from bridle.cli.plan import duration, scaled
 from bridle.config import Config, load_config
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import build_nets
@@ -135,6 +135,13 @@ def test_the_command_prints_tables_or_json() -> None:
     assert value["samples"] == 1437
     assert value["phases"][0]["memory_replicated"]["total"] > 0
     assert value["estimated_days"] > 0
+
+
+@pytest.mark.parametrize(
+    ("days", "text"), [(0.005, "7.2 minutes"), (0.5, "12 hours"), (2.5, "2.5 days"), (1 / 86_400, "0.0167 minutes")]
+)
+def test_times_are_written_in_a_unit_that_fits(days: float, text: str) -> None:
+    assert duration(days) == text
 
 
 def test_an_unknown_device_is_refused() -> None:

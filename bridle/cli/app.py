@@ -43,8 +43,20 @@ RunArgument = Annotated[
 ]
 
 
+def show_version(wanted: bool) -> None:
+    """Print the version and leave."""
+    if wanted:
+        import bridle
+
+        typer.echo(f"bridle {bridle.__version__}")
+        raise typer.Exit()
+
+
 @app.callback()
 def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     plugin: Annotated[
         list[Path] | None,
@@ -156,6 +168,31 @@ def say_last(text: str) -> None:
         typer.echo(f"rank {os.environ.get('RANK', '?')}: {text}", err=True)
 
 
+def explain_options(words: Sequence[str]) -> None:
+    """Name the setting of a config that was written as an option a command does not have: --device cuda."""
+    from bridle.config.load import setting_named
+
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = getattr(command, "commands", {}).get(word, command)
+    known = {option for parameter in command.params for option in parameter.opts}
+    for word, value in zip(words, [*words[1:], "…"], strict=True):
+        option, _, given = word.partition("=")
+        key = setting_named(option[2:].replace("-", "_")) if option.startswith("--") and option not in known else None
+        if key is not None:
+            typer.echo(f"{option}: settings are written KEY=VALUE: {key}={given or value}", err=True)
+
+
+def run_command() -> None:
+    """Run the command that was typed; where its options are wrong, also say which of them are settings."""
+    try:
+        app(standalone_mode=True)
+    except SystemExit as ended:
+        if ended.code == 2:
+            explain_options(sys.argv[1:])
+        raise
+
+
 def main() -> None:
     """Entry point: errors a user can mend are one line and an exit code, with --debug also a traceback."""
     debug = "--debug" in sys.argv
@@ -164,7 +201,7 @@ def main() -> None:
             return  # the other commands are one process's work, however many torchrun started
         os.environ.pop("WORLD_SIZE", None)  # which must not wait for the others, nor may what it starts
     try:
-        app(standalone_mode=True)
+        run_command()
     except BridleError as error:
         if debug:
             traceback.print_exc()

@@ -79,10 +79,12 @@ def data_stats(
     Example:  bridle data stats recordings/ --recipe audio geometry.input=[512,128]
     """
     from bridle.config import load_config
-    from bridle.data.inspect.statistics import guess_modality, measure_data
+    from bridle.data.inspect.statistics import guess_modality, measure_data, own_settings
     from bridle.report.data_tables import availability_table, statistics_lines
 
-    name, *settings = (recipe,) if recipe else guess_modality(path).own_recipe
+    modality = None if recipe else guess_modality(path)
+    name = modality.own_recipe[0] if modality else str(recipe)
+    settings = own_settings(path, modality) if modality else []
     settings += [*(overrides or []), f"data.manifest={path}" if path.is_file() else f"data.root={path}"]
     config = load_config(name, settings)
     with counting("measured", "items") as tell:

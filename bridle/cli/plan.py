@@ -32,7 +32,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, in bytes, operations and days.")] = False,
 ) -> None:
-    """Estimate parameters, operations, memory, steps, checkpoint size, traffic and days of a run.
+    """Estimate parameters, operations, memory, steps, checkpoint size, traffic and time of a run.
 
     Example:  bridle plan imagenet1k --devices 64 --device a100
     """
@@ -112,7 +112,7 @@ def _tables(found: Plan) -> dict[str, dict[str, list[str]]]:
         "Estimated time": {
             "seconds per step": row(lambda p: f"{p.seconds_per_step:.3g}"),
             "samples per second and device": row(lambda p: f"{p.batch / p.seconds_per_step / found.devices:,.0f}"),
-            "days": row(lambda p: f"{p.days:.3g}"),
+            "time": row(lambda p: duration(p.days)),
         },
     }
 
@@ -123,7 +123,7 @@ def conclusions(found: Plan) -> list[str]:
 
     device, rate = found.device, found.samples_per_second
     lines = [
-        f"Estimated: {found.days:.3g} days in all, {24 * found.days * found.devices:,.0f} device hours. Assumed: "
+        f"Estimated: {duration(found.days)} in all{device_hours(found)}. Assumed: "
         f"{scaled(device.peak)} operations/s peak ({device.precision}), {device.utilisation:.0%} of it used, data and "
         "network never waited for. Not measured; `bridle bench step` measures this machine.",
         f"Data: up to {rate:,.0f} samples/s over all devices, {rate / found.devices:,.0f} per device, "
@@ -155,6 +155,18 @@ def advice(phase: PhasePlan) -> str:
     if phase.fitting_rows:
         return f"{name}; set {key}.micro_batch={phase.fitting_rows}, which accumulates to the same global batch."
     return f"{name}, not even one; set runtime.shard=full, runtime.checkpoint_activations=true, or a smaller size."
+
+
+def duration(days: float) -> str:
+    """A time in the unit that fits it: minutes, hours or days."""
+    unit, size = next((u, s) for u, s, least in (("days", 1, 1.0), ("hours", 24, 1 / 24), ("minutes", 1440, 0.0))
+                      if days >= least)  # fmt: skip
+    return f"{days * size:.3g} {unit}"
+
+
+def device_hours(found: Plan) -> str:
+    """What several devices together take; empty for one."""
+    return "" if found.devices == 1 else f", {duration(found.days * found.devices)} of all devices together"
 
 
 def scaled(number: float) -> str:

@@ -135,8 +135,8 @@ def check(table: Table, name: str) -> Config:
     """Validate a table; every problem becomes a ConfigError that names file, line and key."""
     size_entry = table.get(("size",))
     size = size_entry.value if size_entry else "tiny"
-    if isinstance(size, str) and size in SIZES:
-        table = merge(_size_table(size), table)
+    # An unknown size is refused below; with those of a known one no other key is missing.
+    table = merge(_size_table(size if isinstance(size, str) and size in SIZES else "tiny"), table)
     try:
         return Config.model_validate(nest({path: _tupled(entry) for path, entry in table.items()}))
     except ValidationError as error:
@@ -260,7 +260,8 @@ def _explain(problem: Any, table: Table, name: str) -> str:
     path = _known_part(path, problem["type"])
     dotted = ".".join(path)
     if problem["type"] == "extra_forbidden":
-        return f"{_place(path, table, name)}: {_unknown_key(path)}"
+        whole = next((other for other in table if other[: len(path)] == path), path)  # of an unknown section, its key
+        return f"{_place(path, table, name)}: {_unknown_key(whole)}"
     if problem["type"] == "missing":
         return f"{name}: missing key {quoted(dotted)}; add it to the file or give {dotted}=… on the command line."
     if problem["type"] == "value_error":
@@ -302,13 +303,41 @@ def _unknown_key(path: Path) -> str:
         return f"key {dotted!r} is now {RENAMED[dotted]!r}."
     if dotted in REMOVED:
         return f"key {dotted!r} was removed because {REMOVED[dotted]}; delete it."
-    return f"unknown key {quoted(dotted)}{_suggest(path)}"
+    if near := _near_keys(path):
+        return f"unknown key {quoted(dotted)}; did you mean {' or '.join(map(repr, near))}?"
+    section = Config.model_fields.get(path[0]) if len(path) > 1 else None
+    names = Config.model_fields if section is None else section.annotation.model_fields  # type: ignore[union-attr]
+    return f"unknown key {quoted(dotted)}; the keys here are {', '.join(names)}."
 
 
-def _suggest(path: Path) -> str:
-    model: Any = Config
-    for key in path[:-1]:
-        model = model.model_fields[key].annotation
-    names = list(model.model_fields)
-    near = difflib.get_close_matches(path[-1], names, 1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; the keys here are {', '.join(names)}."
+def setting_named(word: str) -> str | None:
+    """The dotted key that a word ends, that of `runtime` if it is one of several; None if there is no such key."""
+    found = [key for key in _all_keys(Config, ()) if key.rpartition(".")[2] == word]
+    return next((key for key in found if key.startswith("runtime.")), found[0] if found else None)
+
+
+def _near_keys(path: Path) -> list[str]:
+    """Up to three keys that may be meant: of the same last word in other sections, or else of similar letters."""
+    dotted, keys = ".".join(path), _all_keys(Config, ())
+
+    def likeness(key: str) -> float:
+        return difflib.SequenceMatcher(None, dotted, key).ratio()
+
+    same = [key for key in keys if key.rpartition(".")[2] == path[-1]]
+    if same:
+        return sorted(same, key=likeness, reverse=True)[:3] if len(path) > 1 else same[:3]
+    best = max(keys, key=likeness)
+    if likeness(best) >= 0.7:
+        return [best]
+    words = difflib.get_close_matches(path[-1], [key.rpartition(".")[2] for key in keys], 1, cutoff=0.75)
+    return [key for key in keys if words and key.rpartition(".")[2] == words[0]][:3]
+
+
+def _all_keys(model: type[BaseModel], above: Path) -> list[str]:
+    """Every dotted key of a config, sections too."""
+    found = []
+    for name, field in model.model_fields.items():
+        found.append(".".join((*above, name)))
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found += _all_keys(field.annotation, (*above, name))
+    return found

@@ -40,8 +40,31 @@ def test_scientific_notation_is_a_number() -> None:
 def test_a_typo_names_file_line_and_nearest_key(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: digits-tiny\nname: mine\nquantizer:\n  codebook: 3\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml:4: unknown key 'quantizer\.codebook'; did you mean 'codebooks'"):
+    said = r"mine\.yaml:4: unknown key 'quantizer\.codebook'; did you mean 'quantizer\.codebooks'\?"
+    with pytest.raises(ConfigError, match=said):
         load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("encoder.steps=3", "unknown key 'encoder.steps'; did you mean 'encoder_phase.steps' or"),
+        ("learning_rate=1e-3", "did you mean 'encoder_phase.learning_rate' or"),
+        ("encodr.depth=3", "unknown key 'encodr.depth'; did you mean 'encoder.depth' or"),
+        ("runtime.devise=cpu", "did you mean 'runtime.device'?"),
+        ("mask.zzz=1", "the keys here are kind, ratio."),
+    ],
+)
+def test_an_unknown_key_is_looked_for_in_all_sections(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("digits-tiny", [override])
+    assert said in str(caught.value)
+
+
+def test_an_unknown_size_is_the_only_problem_that_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config("digits-tiny", ["size=huge"])
+    assert str(caught.value).startswith("override 'size=huge': size:") and "\n" not in str(caught.value)
 
 
 def test_a_duplicate_key_is_an_error_with_its_line(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_signals_from_npy_files_pretrain(tmp_path: Path) -> None:
         (["pretrain", "cifar10-tiny", "data.root=nowhere"], 2, "nowhere"),
         (["pretrain", "cifar10-tiny", "data.root=empty"], 65, "empty"),
         (["pretrain", "cifar10-tiny"], 2, "give data.root=PATH"),
-        (["pretrain", "cifar10-tiny", "encodr.depth=3"], 2, "did you mean 'encoder'"),
+        (["pretrain", "cifar10-tiny", "encodr.depth=3"], 2, "did you mean 'encoder.depth'"),
         (["pretrain", "cifar10-tiny", "depth"], 2, "expected key=value"),
         (["pretrain", "cifar10-tiny", "geometry.patch=[5,5]"], 2, "does not divide"),
         (["pretrain", "digits-tiny", "geometry.input=[8,8]"], 2, "the embedded digits are"),
@@ -158,6 +159,16 @@ def test_mistakes_get_one_clear_line(arguments: list[str], code: int, message: s
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]  # nothing is left behind
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    assert re.fullmatch(r"bridle \d+\.\d+\S*\n", bridle("--version", cwd=tmp_path))
+
+
+def test_a_setting_written_as_an_option_is_named(tmp_path: Path) -> None:
+    said = bridle("pretrain", "digits-tiny", "--device", "cuda", cwd=tmp_path, expect=2)
+    assert "--device: settings are written KEY=VALUE: runtime.device=cuda" in said
+    assert "KEY=VALUE" not in bridle("plan", "digits-tiny", "--device", "tpu", cwd=tmp_path, expect=2)
 
 
 def test_recipes_show_and_doctor_answer(tmp_path: Path) -> None:

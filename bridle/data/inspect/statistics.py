@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bridle.config import Config
+from bridle.config import Config, load_config
 from bridle.config.schema import AugmentConfig
 from bridle.data.build import open_data
 from bridle.data.inspect.check import Lengths, find_media, lengths_of
+from bridle.data.inspect.findings import CheckOptions
+from bridle.data.inspect.inspection import inspect_file
 from bridle.data.listing.audioset import Availability, availability, has_audioset
 from bridle.data.listing.folders import existing_folder, files_below
-from bridle.data.listing.layouts import tell_layout
+from bridle.data.listing.layouts import find_listing, tell_layout
 from bridle.data.listing.manifest import MANIFESTS
 from bridle.data.loading.moments import Moments, measure
 from bridle.data.loading.order import Order
@@ -92,6 +94,16 @@ def guess_modality(path: Path) -> Modality:
             "data, or name its --recipe."
         )
     return find_modality(counts.most_common(1)[0][0])
+
+
+def own_settings(path: Path, modality: Modality) -> list[str]:
+    """Overrides without which the recipe of a modality cannot read these files: the channels of signals."""
+    name, *settings = modality.own_recipe
+    first = find_listing(path, extensions=modality.extensions).train.paths[0]
+    if len(load_config(name).geometry.input) > 1 or not isinstance(first, Path):
+        return settings
+    shape = inspect_file(first, modality, CheckOptions()).shape
+    return settings if shape is None else [*settings, f"geometry.channels={shape[0]}"]
 
 
 def measure_data(

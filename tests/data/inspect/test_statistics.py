@@ -159,3 +159,12 @@ def test_the_command_prints_counts_and_a_command_to_run_next(tmp_path: Path) -> 
 
 def test_numbers_keep_enough_digits_also_when_small() -> None:
     assert numbers([0.123456, -7.1, 0.00012345]) == "[0.1235,-7.1000,0.000123]"
+
+
+def test_arrays_of_several_channels_are_checked_and_measured_without_a_recipe(tmp_path: Path) -> None:
+    for i in range(3):
+        np.save(tmp_path / f"{i}.npy", np.random.default_rng(i).normal(5.0, 1.0, (4, 50)))
+    checked = CliRunner().invoke(app, ["data", "check", str(tmp_path), "--workers", "1"], catch_exceptions=False)
+    assert "3 signal" in checked.output and "4 channels 3×" in checked.output
+    measured = CliRunner().invoke(app, ["data", "stats", str(tmp_path), "--workers", "0"], catch_exceptions=False)
+    assert "geometry.channels=4" in measured.output and "3 items" in measured.output
