@@ -64,3 +64,8 @@ def quoted(text: object, limit: int = 120) -> str:
     """Untrusted text for a message: quoted, escaped, and capped at `limit` characters."""
     shown = repr(str(text))
     return shown if len(shown) <= limit else shown[: limit - 2] + "…'"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that holds anything, else its type."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

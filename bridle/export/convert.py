@@ -18,20 +18,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bridle.errors import DataError, UsageError, quoted
+from bridle.errors import DataError, UsageError, first_line, quoted
 from bridle.files import replacing
 from bridle.models.vit_names import first_names
 
-USUAL = (
-    "model",
-    "state_dict",
-    "model_state_dict",
-    "module",
-    "net",
-    "network",
-    "weights",
-    "params",
-)  # where weights lie
+# Where weights lie.
+USUAL = ("model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params")
 WRAPPERS = ("module.", "_orig_mod.", "model._orig_mod.")  # what training in parallel or compiled puts before a name
 LARGEST = 64 * 2**30  # bytes; the largest published ViT is a tenth of it
 DEEPEST = 32  # dictionaries in dictionaries
@@ -69,7 +61,9 @@ def convert_file(path: Path, out: Path, *, key: str | None = None, overwrite: bo
     prefix = next((p for p in WRAPPERS if all(name.startswith(p) for name in tensors)), "")
     # Copies: views of one storage would otherwise be refused, or be written with everything around them.
     written = {name.removeprefix(prefix): value.detach().clone().contiguous() for name, value in tensors.items()}
-    write_tensors(written, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out, unique=True) as temporary:
+        save_file(written, temporary, metadata={"format": "pt"})
     beside = [] if not key else [name for name in map(str, content) if name != key.partition(".")[0]]
     dropped = (*beside, *(name for name in found if name not in tensors))
     return Converted(len(written), out.stat().st_size, key, prefix, dropped)
@@ -95,10 +89,9 @@ def read_pickle(path: Path) -> Any:
             "could run a program, so it is refused. Ask its maker for safetensors or a plain state dict."
         ) from error
     except Exception as error:  # damaged archives and streams fail in many ways
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise DataError(
-            f"{quoted(path)} cannot be read as a checkpoint of torch ({type(error).__name__}: {quoted(first)}); it may "
-            "be cut short: get it again."
+            f"{quoted(path)} cannot be read as a checkpoint of torch ({type(error).__name__}: "
+            f"{quoted(first_line(error))}); it may be cut short: get it again."
         ) from error
 
 
@@ -111,17 +104,15 @@ def find_weights(content: Any, path: Path, key: str | None) -> tuple[Mapping[str
         if not any(isinstance(value, Tensor) for value in found.values()):
             raise UsageError(f"--key {quoted(key)}: {quoted(path)} has no tensors there.")
         return found, key
-    if isinstance(content, Mapping):
-        for usual in ("", *USUAL):
-            inner = content if not usual else content.get(usual)
-            if isinstance(inner, Mapping) and any(isinstance(value, Tensor) for value in inner.values()):
-                return dict(flattened(inner)), usual
-        keys = first_names([*map(str, content)])
-        raise DataError(
-            f"{quoted(path)} has no tensors under the usual keys; its keys are {keys}: give the right one with --key."
-        )
+    if not isinstance(content, Mapping):
+        raise DataError(f"{quoted(path)} holds a {type(content).__name__}, not a dictionary; nothing to convert.")
+    for usual in ("", *USUAL):
+        inner = content.get(usual) if usual else content
+        if isinstance(inner, Mapping) and any(isinstance(value, Tensor) for value in inner.values()):
+            return dict(flattened(inner)), usual
+    keys = first_names([*map(str, content)])
     raise DataError(
-        f"{quoted(path)} holds a {type(content).__name__} and no dictionary of tensors; nothing to convert."
+        f"{quoted(path)} has no tensors under the usual keys; its keys are {keys}: give the right one with --key."
     )
 
 
@@ -145,11 +136,8 @@ def flattened(content: Any, prefix: str = "", within: tuple[int, set[int]] | Non
 
 def require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
     """DataError for tensors that are sparse, quantised, complex, or claim more than the file can hold."""
-    odd = [
-        name
-        for name, value in tensors.items()
-        if value.layout != torch.strided or value.is_quantized or value.is_complex()
-    ]
+    strided = {name: value for name, value in tensors.items() if value.layout == torch.strided}
+    odd = [n for n in tensors if n not in strided or strided[n].is_quantized or strided[n].is_complex()]
     if odd:
         raise DataError(
             f"{quoted(path)}: {first_names(odd)} are sparse, quantised or complex; only plain tensors can be converted."
@@ -160,10 +148,3 @@ def require_plain(tensors: Mapping[str, Tensor], path: Path) -> None:
             f"{quoted(path)} has {size:,} bytes, but its tensors claim {claimed:,}; it is damaged or made to fill the "
             "memory."
         )
-
-
-def write_tensors(tensors: Mapping[str, Tensor], out: Path) -> None:
-    """A safetensors file that is there whole or not at all."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out, unique=True) as temporary:
-        save_file(dict(tensors), temporary, metadata={"format": "pt"})

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from typing import TypedDict
@@ -71,7 +71,11 @@ def write_folder(
 
 def _fill(temporary: Path, trained: Trained, *, half: bool, graph_writers: Sequence[WriteGraphs]) -> Trained:
     """Write all files of the folder, the manifest last."""
-    save_file(_tensors(trained, half=half), temporary / WEIGHTS, metadata={"format": "pt"})
+    tensors = {
+        name: (value.half() if half and _is_halved(name, value) else value).detach().contiguous()
+        for name, value in named_state(trained.modules()).items()
+    }
+    save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
     (temporary / SETTINGS).write_text(dump_config(trained.config), encoding="utf-8")
     shutil.copymode(temporary / SETTINGS, temporary / WEIGHTS)  # safetensors makes files that only we may read
     graphs: dict[str, GraphNote] = {}
@@ -80,15 +84,16 @@ def _fill(temporary: Path, trained: Trained, *, half: bool, graph_writers: Seque
     trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
     write_json(temporary / EXPORTED, description(trained))
     (temporary / CARD).write_text(model_card(trained), encoding="utf-8")
-    write_json(temporary / MANIFEST, _manifest(temporary, graphs))
+    files, checked = (
+        {name: fingerprint(temporary / name) for name in names} for names in ((WEIGHTS, SETTINGS, EXPORTED), graphs)
+    )
+    write_json(temporary / MANIFEST, {"format": FORMAT, "files": files, "graphs": checked})
     return trained
 
 
 def require_free(out: Path, *, overwrite: bool) -> None:
     """UsageError if something is in the way that is not to be replaced."""
-    if out.is_dir() and not any(out.iterdir()):
-        return
-    if not out.exists():
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not (out / EXPORTED).is_file() or not (out / MANIFEST).is_file():
         raise UsageError(f"{quoted(out)} exists and is not an exported model; choose another --out.")
@@ -142,21 +147,6 @@ def as_stored(trained: Trained, *, half: bool) -> Trained:
     return stored._replace(facts=stored.facts._replace(half=half))
 
 
-def _tensors(trained: Trained, *, half: bool) -> dict[str, Tensor]:
-    state = named_state(trained.modules())
-    return {
-        name: (value.half() if half and _is_halved(name, value) else value).detach().contiguous()
-        for name, value in state.items()
-    }
-
-
 def _is_halved(name: str, value: Tensor) -> bool:
     """Codebooks keep their precision: a code that moves a little changes which one is nearest."""
     return value.dtype == torch.float32 and ".quantizer." not in name
-
-
-def _manifest(folder: Path, graphs: Iterable[str]) -> dict[str, object]:
-    def entries(names: Iterable[str]) -> dict[str, object]:
-        return {name: fingerprint(folder / name) for name in names}
-
-    return {"format": FORMAT, "files": entries((WEIGHTS, SETTINGS, EXPORTED)), "graphs": entries(graphs)}

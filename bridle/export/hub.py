@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.errors import CheckpointError, UsageError, first_line, quoted
 from bridle.export.folder import CARD, LOADED
 from bridle.files import replacing_folder
 from bridle.runs.checkpoint import MANIFEST
@@ -63,17 +63,13 @@ def folder_to_work_in(name: str | Path) -> Path:
                 f"{quoted(copy)}, the copy of {quoted(name)} that results go to, could not be written "
                 f"({error.strerror or error}); free some space, or run the command in another folder."
             ) from error
-    if not _is_copy(copy, source):
+    manifest = copy / MANIFEST
+    if not manifest.is_file() or manifest.read_bytes() != (source / MANIFEST).read_bytes():
         raise UsageError(
             f"{quoted(copy)} holds something else than {quoted(name)}; give a folder, such as that of "
             f"`bridle export {quoted(name)} --out FOLDER`."
         )
     return copy
-
-
-def _is_copy(copy: Path, source: Path) -> bool:
-    manifest = copy / MANIFEST
-    return manifest.is_file() and manifest.read_bytes() == (source / MANIFEST).read_bytes()
 
 
 def download(repo_id: str) -> Path:
@@ -89,7 +85,7 @@ def download(repo_id: str) -> Path:
         ) from error
 
 
-def push(folder: Path, repo_id: str, *, private: bool = False, message: str | None = None) -> str:
+def push(folder: Path, repo_id: str, *, private: bool = False) -> str:
     """Upload an exported folder as the model `repo_id`; the address of the upload."""
     if not HUB_ID.fullmatch(repo_id) or "@" in repo_id:
         raise UsageError(f"{quoted(repo_id)} is not an id of the hub; give owner/name.")
@@ -97,14 +93,11 @@ def push(folder: Path, repo_id: str, *, private: bool = False, message: str | No
     try:
         api = hub.HfApi()
         api.create_repo(repo_id, repo_type="model", private=private, exist_ok=True)
-        return str(
-            api.upload_folder(
-                repo_id=repo_id,
-                repo_type="model",
-                folder_path=str(folder),
-                commit_message=message or "Upload a model exported by bridle",
-            )
+        message = "Upload a model exported by bridle"
+        uploaded = api.upload_folder(
+            repo_id=repo_id, repo_type="model", folder_path=str(folder), commit_message=message
         )
+        return str(uploaded)
     except Exception as error:
         raise CheckpointError(
             f"{quoted(repo_id)} could not be uploaded ({type(error).__name__}: {quoted(first_line(error))}); log in "
@@ -119,7 +112,3 @@ def require_hub(why: str) -> Any:
     except ImportError:
         raise UsageError(f"{why}, which needs huggingface_hub; install it with {INSTALL}") from None
     return huggingface_hub
-
-
-def first_line(error: Exception) -> str:
-    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -107,18 +107,6 @@ def facts_of_nets(tokenizer: Tokenizer | None) -> Facts:
     return Facts(iteration=2 if tokenizer is not None and tokenizer.is_trained else 1, phase="encoder", parts=parts)
 
 
-def read_facts(state: Mapping[str, Any], folder: Path) -> Facts:
-    """Facts from a folder's config.json; keys that a later version of bridle may add are left alone."""
-    known = {key: value for key, value in state.items() if key in Facts._fields}
-    try:
-        facts = Facts(**known)
-        return facts._replace(parts=tuple(facts.parts), iteration=int(facts.iteration), phase=str(facts.phase))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"{folder / EXPORTED}: not written by bridle ({error}); export the model again."
-        ) from error
-
-
 def read_trained(folder: Path, *, iteration: int | None = None) -> Trained:
     """Encoder and tokenizer of an exported folder, or of a run's last finished encoder phase that is whole.
 
@@ -145,26 +133,28 @@ def read_trained(folder: Path, *, iteration: int | None = None) -> Trained:
 
 
 def _read_exported(run: RunFolder, iteration: int | None) -> Trained:
-    require_format(run.path)
+    """The model of an exported folder; keys of config.json that a later bridle may add are left alone."""
+    stored = read_json(run.path / EXPORTED, remedy="damaged or not written by bridle: get the folder again")
+    by, this = quoted(stored.get("bridle")), version("bridle")
+    if stored.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{quoted(run.path)} has format {quoted(stored.get('format'))}, this bridle {this} reads format {FORMAT}; "
+            f"it was written by bridle {by}: install that version or a newer one."
+        )
     loaded = load_checkpoint(run.path)
-    facts = read_facts(loaded.state, run.path)
+    try:
+        facts = Facts(**{key: value for key, value in loaded.state.items() if key in Facts._fields})
+        facts = facts._replace(parts=tuple(facts.parts), iteration=int(facts.iteration), phase=str(facts.phase))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{run.path / EXPORTED}: not written by bridle ({error}); export the model again."
+        ) from error
     run.encoder_ends(iteration)
     try:
         config = run.config()
     except ConfigError as error:
         raise CheckpointError(
-            f"{quoted(run)} was written by bridle {quoted(loaded.state.get('bridle'))} and this is bridle "
-            f"{version('bridle')}, which cannot use its settings ({error}); install that version or a newer one."
+            f"{quoted(run)} was written by bridle {by} and this is bridle {this}, which cannot use its settings "
+            f"({error}); install that version or a newer one."
         ) from error
     return restore_trained(config, loaded, facts)
-
-
-def require_format(folder: Path) -> None:
-    """CheckpointError if an exported folder is of a format that this version does not know."""
-    stored = read_json(folder / EXPORTED, remedy="damaged or not written by bridle: get the folder again")
-    found = stored.get("format")
-    if found != FORMAT:
-        raise CheckpointError(
-            f"{quoted(folder)} has format {quoted(found)}, this bridle {version('bridle')} reads format {FORMAT}; "
-            f"it was written by bridle {quoted(stored.get('bridle'))}: install that version or a newer one."
-        )

@@ -15,14 +15,14 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from bridle.console import ProgressLine
 from bridle.data.modality import modality_of
-from bridle.errors import BridleError, UsageError, quoted
+from bridle.errors import BridleError, UsageError, first_line, quoted
 from bridle.export.folder import CARD, LOADED, GraphNote, WriteGraphs, as_stored, require_free, write_folder
 from bridle.export.load import Trained
 from bridle.models.encoder import Encoder
@@ -50,110 +50,62 @@ def export_model(
 ) -> list[str]:
     """Write a model as a folder with the graphs that were asked for; returns the names of its files."""
     require_free(out, overwrite=overwrite)  # before minutes are spent on graphs
+    saving: dict[str, Callable[[Graph, Path], Run | None]] = {}
     if onnx:
-        _require_onnx()
-    saving = {".onnx": save_onnx} if onnx else {}
-    saving |= {".pt2": save_program} if program else {}
+        try:
+            import onnx as _onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError:
+            raise UsageError(f"--onnx needs the packages onnx and onnxscript; install them with {INSTALL}") from None
+        saving[".onnx"] = save_onnx
+    if program:
+        saving[".pt2"] = save_program
     stored = as_stored(trained, half=half)
     writers = [graph_writer(stored, suffix, save, progress or ProgressLine()) for suffix, save in saving.items()]
     written = write_folder(out, stored, half=half, overwrite=overwrite, graph_writers=writers)
     return [*LOADED, CARD, *written.facts.graphs]
 
 
-class Normalised(nn.Module):
-    """(x − mean) / std per channel."""
+class Graph(nn.Module):
+    """Normalisation and encoder or tokenizer, ready to be traced, with the names of what goes in and comes out."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, rank: int) -> None:
+    def __init__(self, network: Encoder | Tokenizer, trained: Trained, inputs: tuple[str, ...]) -> None:
         super().__init__()
-        for name, values in (("mean", mean), ("std", std)):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float32).reshape(-1, *(1,) * rank))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - self.mean) / self.std
-
-
-class EncoderGraph(nn.Module):
-    """Normalisation and encoder."""
-
-    def __init__(self, normalised: Normalised, encoder: Encoder) -> None:
-        super().__init__()
-        self.normalised, self.encoder = normalised, encoder
+        self.network, self.inputs, self.geometry = network, inputs, trained.config.geometry.build()
+        is_encoder = isinstance(network, Encoder)
+        self.name, self.output = ("encoder", "features") if is_encoder else ("tokenizer", "codes")
+        data = trained.config.data
+        if data.mean is None or data.std is None:
+            raise UsageError(f"model {trained.config.name!r} has no normalisation statistics in its config.")
+        for name, values in (("mean", data.mean), ("std", data.std)):
+            shaped = torch.tensor(values, dtype=torch.float32).reshape(-1, *(1,) * self.geometry.rank)
+            self.register_buffer(name, shaped)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        z: Tensor = self.encoder(self.normalised(x), valid=valid).z
-        return z
-
-
-class TokenizerGraph(nn.Module):
-    """Normalisation and tokenizer."""
-
-    def __init__(self, normalised: Normalised, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self.normalised, self.tokenizer = normalised, tokenizer
-
-    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.tokenizer.tokenize(self.normalised(x), valid=valid)
-
-
-class Graph(NamedTuple):
-    """A network ready to be traced, with the names of what goes in and comes out."""
-
-    name: str  # encoder or tokenizer
-    module: nn.Module
-    inputs: tuple[str, ...]
-    output: str
-    shape: tuple[int, ...]  # of one input: (C, *input)
-    tokens: int
+        normalised = (x - self.mean) / self.std
+        if isinstance(self.network, Encoder):
+            return cast("Tensor", self.network(normalised, valid=valid).z)
+        return self.network.tokenize(normalised, valid=valid)
 
     def examples(self, batch: int) -> tuple[Tensor, ...]:
         """Random inputs; the last rows of a batch end early where that is possible."""
-        draws = generator("graphs", self.name, batch)
-        normalised = self.module.normalised
-        assert isinstance(normalised, Normalised)
-        x = torch.randn(batch, *self.shape, generator=draws) * normalised.std + normalised.mean
-        ends = torch.linspace(1.0, 0.5, batch)[:, None] * self.tokens
-        return (x, torch.arange(self.tokens) < ends) if "valid" in self.inputs else (x,)
-
-    def agreement(self, mine: Tensor, other: Tensor, batch: int) -> float:
-        """Largest difference of features, or share of equal codes, over the tokens that are not padding."""
-        inputs = self.examples(batch)
-        real = inputs[1] if len(inputs) == 2 else torch.ones(mine.shape[:2], dtype=torch.bool)
-        if self.output == "features":
-            return float((mine - other).abs()[real].max())
-        return float((mine == other)[real].double().mean())
-
-    def check(self, found: dict[int, float]) -> str:
-        """One line that says how far a graph agrees with torch, or an error if it does not; `found` by batch."""
-        batches = " and ".join(map(str, found))
-        if self.output == "features":
-            worst = max(found.values())
-            if worst > FEATURES_WITHIN:
-                raise UsageError(f"the exported {self.name} differs from torch by {worst:.1e}; nothing was exported.")
-            return f"features within {worst:.1e} of torch, batches of {batches}"
-        worst = min(found.values())
-        if worst < CODES_EQUAL:
-            raise UsageError(f"only {100 * worst:.2f} % of the exported {self.name}'s codes are torch's; not exported.")
-        return f"{100 * worst:g} % of codes equal to torch's, batches of {batches}"
+        draws, tokens = generator("graphs", self.name, batch), self.geometry.tokens
+        x = torch.randn(batch, *self.geometry.shape, generator=draws) * self.std + self.mean
+        ends = torch.linspace(1.0, 0.5, batch)[:, None] * tokens
+        return (x, torch.arange(tokens) < ends) if "valid" in self.inputs else (x,)
 
 
 def graphs_of(trained: Trained) -> list[Graph]:
     """The graphs a model has: the encoder's, and the tokenizer's if it has one."""
-    config, geometry = trained.config, trained.config.geometry.build()
-    if config.data.mean is None or config.data.std is None:
-        raise UsageError(f"model {config.name!r} has no normalisation statistics in its config.")
-    normalised = Normalised(config.data.mean, config.data.std, rank=geometry.rank)
-    padded = ("x", "valid") if modality_of(config).can_be_padded else ("x",)
-    shape, tokens = geometry.shape, geometry.tokens
-    encoder = EncoderGraph(normalised, trained.encoder).eval()
-    found = [Graph("encoder", encoder, padded, "features", shape, tokens)]
+    padded = ("x", "valid") if modality_of(trained.config).can_be_padded else ("x",)
+    graphs = [Graph(trained.encoder, trained, padded)]
     if trained.own_tokenizer is not None:
         inputs = padded if trained.own_tokenizer.sees_padding else ("x",)
-        tokenizer = TokenizerGraph(normalised, trained.own_tokenizer).eval()
-        found.append(Graph("tokenizer", tokenizer, inputs, "codes", shape, tokens))
-    return found
+        graphs.append(Graph(trained.own_tokenizer, trained, inputs))
+    return [graph.eval() for graph in graphs]
 
 
 def graph_writer(
@@ -166,9 +118,8 @@ def graph_writer(
         for graph in graphs_of(trained):
             path = folder / f"{graph.name}{suffix}"
             progress.note(f"writing {path.name}")
-            with _one_line_errors(path, graph):
-                with quiet(), torch.no_grad():
-                    run = save(graph, path)
+            with _one_line_errors(path, graph), _quiet(), torch.no_grad():
+                run = save(graph, path)
                 missing = f"not compared with torch: onnxruntime is not installed ({INSTALL})"
                 check = missing if run is None else compare(graph, run)
             written[path.name] = {"inputs": list(graph.inputs), "output": graph.output, "check": check}
@@ -181,13 +132,13 @@ def graph_writer(
 def save_onnx(graph: Graph, path: Path) -> Run | None:
     """Write an ONNX file; returns it as run by onnxruntime, if that is installed."""
     program = torch.onnx.export(
-        graph.module,
+        graph,
         graph.examples(TRACED),
         dynamo=True,
         opset_version=OPSET,
         input_names=list(graph.inputs),
         output_names=[graph.output],
-        dynamic_shapes=_dynamic(graph),
+        dynamic_shapes=tuple({0: torch.export.Dim("batch")} for _ in graph.inputs),
         verbose=False,
     )
     assert program is not None  # with dynamo
@@ -209,32 +160,36 @@ def save_onnx(graph: Graph, path: Path) -> Run | None:
 
 def save_program(graph: Graph, path: Path) -> Run:
     """Write a torch.export program; returns it as read back."""
-    program = torch.export.export(graph.module, graph.examples(TRACED), dynamic_shapes=_dynamic(graph), strict=False)
+    dynamic = tuple({0: torch.export.Dim("batch")} for _ in graph.inputs)
+    program = torch.export.export(graph, graph.examples(TRACED), dynamic_shapes=dynamic, strict=False)
     torch.export.save(program, path)
     again = torch.export.load(path).module()
     return lambda inputs: again(*inputs)
 
 
 def compare(graph: Graph, run: Run) -> str:
-    """How far `run(inputs)` agrees with the graph's own network, in words; an error where it does not."""
-    found = {}
+    """How far `run(inputs)` agrees with torch over the real tokens, in words; UsageError where it does not.
+
+    Features may differ by FEATURES_WITHIN; at least the share CODES_EQUAL of the codes must be equal.
+    """
+    differences, equal = [], []
     for batch in BATCHES:
         inputs = graph.examples(batch)
         with torch.no_grad():
-            found[batch] = graph.agreement(graph.module(*inputs), run(inputs), batch)
-    return graph.check(found)
-
-
-def _dynamic(graph: Graph) -> tuple[dict[int, Any], ...]:
-    return tuple({0: torch.export.Dim("batch")} for _ in graph.inputs)
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise UsageError(f"--onnx needs the packages onnx and onnxscript; install them with {INSTALL}") from None
+            mine, other = graph(*inputs), run(inputs)
+        real = inputs[1] if len(inputs) == 2 else torch.ones(mine.shape[:2], dtype=torch.bool)
+        differences.append(float((mine - other).abs()[real].max()))
+        equal.append(float((mine == other)[real].double().mean()))
+    batches = " and ".join(map(str, BATCHES))
+    if graph.output == "features":
+        if max(differences) > FEATURES_WITHIN:
+            raise UsageError(
+                f"the exported encoder differs from torch by {max(differences):.1e}; nothing was exported."
+            )
+        return f"features within {max(differences):.1e} of torch, batches of {batches}"
+    if min(equal) < CODES_EQUAL:
+        raise UsageError(f"only {100 * min(equal):.2f} % of the exported tokenizer's codes are torch's; not exported.")
+    return f"{100 * min(equal):g} % of codes equal to torch's, batches of {batches}"
 
 
 @contextmanager
@@ -245,24 +200,20 @@ def _one_line_errors(path: Path, graph: Graph) -> Iterator[None]:
     except (BridleError, OSError):
         raise
     except Exception as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), "")
         raise UsageError(
             f"{path.name}: torch {torch.__version__} could not export or run the {graph.name} ({type(error).__name__}: "
-            f"{quoted(first)}); leave this file out, or report it with `bridle doctor`."
+            f"{quoted(first_line(error))}); leave this file out, or report it with `bridle doctor`."
         ) from error
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Silence warnings and log lines of the exporters."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bridle.config import Config, load_config
-from bridle.data.modality import VitInput, file_modalities
+from bridle.data.modality import file_modalities
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import require_free, write_folder
 from bridle.export.load import Facts, Trained
 from bridle.models.build import build_encoder
-from bridle.models.vit_import import USUAL_HEAD, Started, VitShape, load_vit, vit_shape
+from bridle.models.vit_import import USUAL_HEAD, VitShape, load_vit, vit_shape
 from bridle.models.vit_names import first_names
 
 
@@ -54,10 +54,13 @@ def import_vit(
         )
     encoder = build_encoder(config)
     started = load_vit(encoder, path)
-    imported = {"file": path.name, "sha256": started.sha256, "notes": list(notes_of(started))}
+    notes = [f"{started.taken} tensors taken", *started.notes]
+    notes += [f"not in the file: {first_names(started.missing)}"] if started.missing else []
+    notes += [f"not used: {first_names(started.unused)}"] if started.unused else []
+    imported = {"file": path.name, "sha256": started.sha256, "notes": notes}
     facts = Facts(iteration=1, phase="encoder", parts=("encoder",), data_licence=data_licence, imported=imported)
     trained = write_folder(out, Trained(encoder, None, config, facts), overwrite=overwrite)
-    return Imported(trained, recipe, tuple(lines_of(trained.config, started, recipe)))
+    return Imported(trained, recipe, (*notes, *lines_of(trained.config, recipe)))
 
 
 def recipe_of(shape: VitShape) -> str:
@@ -74,15 +77,11 @@ def recipe_of(shape: VitShape) -> str:
     return min(fitting)[1]
 
 
-def input_facts(recipe: str) -> VitInput | None:
-    """How published ViTs are fed that read such files; None for recipes of a data set, which say it themselves."""
-    return next((modality.vit_input for modality in file_modalities() if modality.kind == recipe), None)
-
-
 def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]) -> Config:
     """The recipe with the sizes found in the file, then the user's overrides."""
     heads = shape.width // USUAL_HEAD if shape.width % USUAL_HEAD == 0 else 1
-    usual = input_facts(recipe)
+    # How published ViTs are fed that read such files; recipes of a data set say it themselves.
+    usual = next((modality.vit_input for modality in file_modalities() if modality.kind == recipe), None)
     from_file = [
         # In quotes: a file called 123 or true is not a number.
         f'name="{path.stem}"' if path.stem.replace("-", "").replace("_", "").isalnum() else "name=imported",
@@ -96,12 +95,7 @@ def config_of(shape: VitShape, path: Path, recipe: str, overrides: Sequence[str]
         f"encoder.class_token={'true' if shape.class_token else 'false'}",
         *(() if usual is None else (f"data.mean={list(usual.mean)}", f"data.std={list(usual.std)}")),
     ]
-    named = (
-        []
-        if any(text.startswith("encoder.weights=") for text in overrides)
-        else [f"encoder.weights={json.dumps(path.name)}"]
-    )
-    return load_config(recipe, [*from_file, *named, *overrides])
+    return load_config(recipe, [*from_file, f"encoder.weights={json.dumps(path.name)}", *overrides])
 
 
 def input_of(shape: VitShape, bands: int | None) -> tuple[int, ...]:
@@ -116,19 +110,12 @@ def input_of(shape: VitShape, bands: int | None) -> tuple[int, ...]:
     return square if len(patch) == 2 else (8 * patch[0], *square)
 
 
-def notes_of(started: Started) -> Sequence[str]:
-    notes = [f"{started.taken} tensors taken", *started.notes]
-    notes += [f"not in the file: {first_names(started.missing)}"] if started.missing else []
-    return [*notes, f"not used: {first_names(started.unused)}"] if started.unused else notes
-
-
-def lines_of(config: Config, started: Started, recipe: str) -> list[str]:
+def lines_of(config: Config, recipe: str) -> list[str]:
     """What a user should check, line by line."""
     geometry, encoder = config.geometry, config.encoder
     size, patch = ("×".join(map(str, sizes)) for sizes in (geometry.input, geometry.patch))
     shown = [", ".join(f"{value:.4g}" for value in values or ()) for values in (config.data.mean, config.data.std)]
     return [
-        *notes_of(started),
         f"encoder: width {encoder.width}, {encoder.depth} blocks, {encoder.heads} heads (encoder.heads=N if not so)",
         f"input: {geometry.channels} channels, {size} in patches of {patch} (geometry.input=[…] for another size)",
         f"normalisation: mean {shown[0]}, std {shown[1]} (data.mean=[…] data.std=[…] if it was trained with others); "

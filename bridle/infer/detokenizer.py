@@ -7,7 +7,7 @@ The run's own networks are only read. The same command continues an interrupted 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from math import log2, log10
 from pathlib import Path
@@ -21,7 +21,7 @@ from bridle import distributed
 from bridle.config import Config, differences, with_absolute_paths
 from bridle.console import ProgressLine, plain_table
 from bridle.data.build import open_data
-from bridle.data.loading.loader import Batch, require_even_shares, sequential
+from bridle.data.loading.loader import require_even_shares, sequential
 from bridle.data.modality import modality_of
 from bridle.data.sources import Source, Splits
 from bridle.data.subset import subset_of
@@ -35,7 +35,7 @@ from bridle.models.tokenizer import Tokenizer
 from bridle.nn.patch import patchify
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback, tensorboard_if_installed
+from bridle.runs.metrics import tensorboard_if_installed
 from bridle.train.algorithm1 import load_modules
 from bridle.train.detokenizer import DetokenizerNets, train_detokenizer
 from bridle.train.engine import move
@@ -43,11 +43,17 @@ from bridle.train.run import Run, locked_by_first, open_machine
 
 RESULT = "result.json"
 MAY_CHANGE = (
-    *("detokenizer.", "runtime.", "data.root", "data.manifest", "data.workers", "data.cache_mb", "data.bad_share"),
+    "detokenizer.",
+    "runtime.",
+    "data.root",
+    "data.manifest",
+    "data.workers",
+    "data.cache_mb",
+    "data.bad_share",
 )
 SPECTROGRAM_SCALES = 3  # resolutions at which spectrograms are compared
 DECIBEL = 10 / 2.302585092994046  # of one unit of natural logarithm of power
-HELD_OUT = 0.1  # share of the training items that is kept for measuring where there is no test split
+HELD_OUT = 10  # of so many training items one is kept for measuring where there is no test split
 
 
 class StageError(BaseModel):
@@ -81,78 +87,60 @@ class Held(NamedTuple):
     name: str
 
 
-def detokenizer_run(
-    folder: Path,
-    overrides: Sequence[str],
-    *,
-    iteration: int | None = None,
-    callbacks: Sequence[Callback] = (),
-    command: str | None = None,
-) -> Path:
+def detokenizer_run(folder: Path, overrides: Sequence[str], *, iteration: int | None = None) -> Path:
     """Train the detokenizer of the last finished iteration (or `iteration`), or continue; returns the results file."""
     trained = read_trained(folder, iteration=iteration)
     if trained.own_tokenizer is None:
         raise UsageError(f"{folder}: this model has no tokenizer and so no codes; use a run with loss.target=codes.")
     run = RunFolder(folder)
     config = with_absolute_paths(run.config(overrides))
-    require_detokenizer_keys(with_absolute_paths(run.config()), config)
+    for line in differences(with_absolute_paths(run.config()), config):
+        if not line.startswith(MAY_CHANGE):
+            raise ConfigError(f"{line}: a detokenizer cannot change this; it may change {', '.join(MAY_CHANGE)}.")
     # The detokenizer learns the inputs as they are.
     config = config.model_copy(update={"augment": config.augment.model_copy(update={"enabled": False})})
-    place = run.detokenizer(trained.facts.iteration).path
+    out = run.detokenizer(trained.facts.iteration).path
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         require_even_shares(config.detokenizer.batch, distributed.world_size(), key="detokenizer.batch")
-        distributed.done_once(partial(prepare, place, config))
-        if not distributed.done_once((place / RESULT).is_file):
-            with locked_by_first(RunFolder(place)), StopRequest().listening() as stop:
-                train_and_measure(place, config, trained, stop, callbacks, command)
-    return place / RESULT
+        distributed.done_once(partial(prepare, out, config))
+        if not distributed.done_once((out / RESULT).is_file):
+            with locked_by_first(RunFolder(out)), StopRequest().listening() as stop:
+                train_and_measure(out, config, trained, stop)
+    return out / RESULT
 
 
-def prepare(place: Path, config: Config) -> None:
+def prepare(out: Path, config: Config) -> None:
     """Create the folder; UsageError if it holds a detokenizer with other settings."""
-    place.mkdir(parents=True, exist_ok=True)
-    stored = RunFolder(place)
-    if not stored.exists():
-        return
-    changed = [line for line in differences(stored.config(), config) if line.startswith(("detokenizer.", "seed"))]
+    out.mkdir(parents=True, exist_ok=True)
+    found = differences(RunFolder(out).config(), config) if RunFolder(out).exists() else []
+    changed = [line for line in found if line.startswith(("detokenizer.", "seed"))]
     if changed:
         raise UsageError(
-            f"{place} holds a detokenizer with other settings ({'; '.join(changed[:4])}); delete it to train another."
+            f"{out} holds a detokenizer with other settings ({'; '.join(changed[:4])}); delete it to train another."
         )
 
 
-def train_and_measure(
-    place: Path,
-    config: Config,
-    trained: Trained,
-    stop: StopRequest,
-    callbacks: Sequence[Callback],
-    command: str | None,
-) -> None:
+def train_and_measure(out: Path, config: Config, trained: Trained, stop: StopRequest) -> None:
     """Train to the end, then write the error for every number of stages to result.json."""
     tokenizer, iteration = trained.own_tokenizer, trained.facts.iteration
     assert tokenizer is not None
-    distributed.done_once(lambda: RunFolder(place).write_settings(config, command=command))
+    distributed.done_once(lambda: RunFolder(out).write_settings(config))
     machine, progress = open_machine(config.runtime), ProgressLine()
     held = split_for_measuring(open_data(config))
-    everyone = [*callbacks, *tensorboard_if_installed(place)] if distributed.rank() == 0 else []
+    callbacks = tensorboard_if_installed(out) if distributed.rank() == 0 else []
     nets = DetokenizerNets(build_detokenizer(config, iteration=iteration), tokenizer)
-    run = Run(RunFolder(place), config, machine, held.train, nets, stop, progress, everyone)
-    for callback in everyone:
-        callback.on_start(folder=place, config=config.model_dump(mode="json"))
+    run = Run(RunFolder(out), config, machine, held.train, nets, stop, progress, callbacks)
+    for callback in callbacks:
+        callback.on_start(folder=out, config=config.model_dump(mode="json"))
     try:
-        detokenizer = train_detokenizer(run, iteration=iteration, scales=scales_of(config))
+        scales = SPECTROGRAM_SCALES if is_spectrogram(config) else 1
+        detokenizer = train_detokenizer(run, iteration=iteration, scales=scales)
         with stop.leaving_at_once("the detokenizer is saved, its error is not measured yet."):
             found = measure(detokenizer, tokenizer, held, run, iteration)
-        distributed.done_once(lambda: write_json(place / RESULT, found.model_dump(mode="json")))
+        distributed.done_once(lambda: write_json(out / RESULT, found.model_dump(mode="json")))
     finally:
-        for callback in everyone:
+        for callback in callbacks:
             callback.on_end()
-
-
-def scales_of(config: Config) -> int:
-    """Resolutions at which inputs are compared: several for spectrograms, one for other data."""
-    return SPECTROGRAM_SCALES if is_spectrogram(config) else 1
 
 
 def is_spectrogram(config: Config) -> bool:
@@ -164,10 +152,9 @@ def split_for_measuring(splits: Splits) -> Held:
     """The test split for measuring, or every tenth training item."""
     if splits.test is not None:
         return Held(splits.train, splits.test, "test")
-    every = max(2, round(1 / HELD_OUT))
     count = len(splits.train)
-    test = list(range(0, count, every))
-    train = [i for i in range(count) if i % every] or test
+    test = list(range(0, count, HELD_OUT))
+    train = [i for i in range(count) if i % HELD_OUT] or test
     return Held(subset_of(splits.train, train), subset_of(splits.train, test), "held-out train items")
 
 
@@ -184,7 +171,8 @@ def measure(
     scaled = torch.zeros(len(sizes), dtype=torch.float64)
     spread = count = 0.0
     items = min(config.detokenizer.items, len(held.test))
-    for batch in held_out_batches(held.test, items, run):
+    some, (mean, scale) = subset_of(held.test, list(range(items))), config.data.statistics
+    for batch in sequential(some, batch=config.detokenizer.batch, mean=mean, std=scale):  # un-augmented, normalised
         x = move(batch, device)
         patches = patchify(x.x, patch)  # (B, T, F)
         real = torch.ones(patches.shape[:2], dtype=torch.bool, device=device) if x.valid is None else x.valid
@@ -197,40 +185,30 @@ def measure(
             difference = (patchify(guess, patch) - patches)[real].double()
             errors[m - 1] += float(difference.square().sum())
             scaled[m - 1] += float((difference * std).square().sum())
-    rows = [
-        stage_error(m, sizes, float(errors[m - 1]) / spread, float(scaled[m - 1]) / count, config)
-        for m in range(1, len(sizes) + 1)
-    ]
+    rows = []
+    for m in range(1, len(sizes) + 1):
+        squared = float(scaled[m - 1]) / count  # mean squared error in the input's own units
+        row = StageError(
+            stages=m,
+            bits_per_token=sum(log2(size) for size in sizes[:m]),
+            explained=1 - float(errors[m - 1]) / spread,
+            psnr=-10 * log10(max(squared, 1e-12)) if modality_of(config).is_unit_range else None,
+            log_spectral_distance=DECIBEL * squared**0.5 if is_spectrogram(config) else None,
+        )
+        rows.append(row)
     return Reconstruction(iteration=iteration, items=items, held_out=held.name, by_stages=tuple(rows))
-
-
-def stage_error(stages: int, sizes: Sequence[int], share: float, squared: float, config: Config) -> StageError:
-    """`share` of the normalised input's energy that is lost, and the mean squared error in the input's own units."""
-    return StageError(
-        stages=stages,
-        bits_per_token=sum(log2(size) for size in sizes[:stages]),
-        explained=1 - share,
-        psnr=-10 * log10(max(squared, 1e-12)) if modality_of(config).is_unit_range else None,
-        log_spectral_distance=DECIBEL * squared**0.5 if is_spectrogram(config) else None,
-    )
-
-
-def held_out_batches(source: Source, items: int, run: Run[DetokenizerNets]) -> Iterator[Batch]:
-    """The first `items` items, un-augmented and normalised."""
-    mean, std = run.config.data.statistics
-    return sequential(subset_of(source, list(range(items))), batch=run.config.detokenizer.batch, mean=mean, std=std)
 
 
 def read_detokenizer(folder: Path, config: Config, iteration: int, *, device: torch.device) -> Detokenizer:
     """The trained detokenizer of a run's iteration; UsageError names the command that trains one."""
-    place = RunFolder(folder).detokenizer(iteration)
-    ends = place.encoder_checkpoints(ends=True) if (place.path / RESULT).is_file() else []
+    run = RunFolder(folder).detokenizer(iteration)
+    ends = run.encoder_checkpoints(ends=True) if (run.path / RESULT).is_file() else []
     if not ends:
         raise UsageError(
             f"{folder}: no detokenizer for the codes of iteration {iteration}; train one with "
             f"`bridle detokenizer {quoted(folder)}`."
         )
-    own = place.config()
+    own = run.config()
     detokenizer = build_detokenizer(config.model_copy(update={"detokenizer": own.detokenizer}), iteration=iteration)
     load_modules({"detokenizer": detokenizer}, load_checkpoint(ends[-1]))
     return detokenizer.requires_grad_(False).eval().to(device)
@@ -246,18 +224,11 @@ def read_result(path: Path) -> Reconstruction:
 
 def reconstruction_table(found: Reconstruction) -> Table:
     """The errors as a table for the terminal."""
-    table = plain_table()
-    for heading in ("stages", "bits a token", "explained %", "PSNR dB", "log-spectral distance dB"):
-        table.add_column(heading, justify="right")
+    table = plain_table("stages", "bits a token", "explained %", "PSNR dB", "log-spectral distance dB")
+    for column in table.columns:
+        column.justify = "right"
     for row in found.by_stages:
         other = ("–" if value is None else f"{value:.1f}" for value in (row.psnr, row.log_spectral_distance))
         table.add_row(str(row.stages), f"{row.bits_per_token:g}", f"{100 * row.explained:.1f}", *other)
     table.caption = f"{found.items} {'test items' if found.held_out == 'test' else found.held_out}"
     return table
-
-
-def require_detokenizer_keys(trained: Config, wanted: Config) -> None:
-    """ConfigError for an override that would change the run itself."""
-    for line in differences(trained, wanted):
-        if not line.startswith(MAY_CHANGE):
-            raise ConfigError(f"{line}: a detokenizer cannot change this; it may change {', '.join(MAY_CHANGE)}.")

@@ -72,9 +72,6 @@ class StoredArrays(NamedTuple):
 class Writer(Protocol):
     """One file format."""
 
-    def require_installed(self) -> None:
-        """Raise UsageError where a package is missing that this format needs."""
-
     def write(self, file: IO[bytes], content: Content) -> None:
         """Write a file, block by block."""
 
@@ -85,9 +82,6 @@ class Writer(Protocol):
 
 class NpzWriter:
     """numpy's uncompressed archive of arrays."""
-
-    def require_installed(self) -> None:
-        """numpy is always there."""
 
     def write(self, file: IO[bytes], content: Content) -> None:
         names, header = np.array(content.files, dtype=np.str_), np.array(content.header)
@@ -146,9 +140,6 @@ def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 class SafetensorsWriter:
     """safetensors, with names and header as metadata."""
 
-    def require_installed(self) -> None:
-        """safetensors is always there."""
-
     def write(self, file: IO[bytes], content: Content) -> None:
         metadata = {"files": json.dumps(content.files), "header": content.header}
         described: dict[str, object] = {"__metadata__": metadata}
@@ -185,12 +176,6 @@ class SafetensorsWriter:
 
 class ParquetWriter:
     """Apache Parquet, by pyarrow."""
-
-    def require_installed(self) -> None:
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise UsageError('.parquet files need pyarrow; install it with `pip install "bridle[parquet]"`.') from error
 
     def write(self, file: IO[bytes], content: Content) -> None:
         import pyarrow as pa
@@ -281,5 +266,14 @@ def writer_of(path: Path) -> Writer:
     """The format that a file's ending names; UsageError where it is none, or needs a package that is missing."""
     if path.suffix not in WRITERS:
         raise UsageError(f"{quoted(path)}: expected an ending of {', '.join(WRITERS)}, or none, for a folder of parts.")
-    WRITERS[path.suffix].require_installed()
+    if path.suffix == ".parquet":
+        require_pyarrow()
     return WRITERS[path.suffix]
+
+
+def require_pyarrow() -> None:
+    """UsageError where pyarrow is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise UsageError('.parquet files need pyarrow; install it with `pip install "bridle[parquet]"`.') from error

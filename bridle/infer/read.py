@@ -44,9 +44,10 @@ def one_line_errors(path: Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except DAMAGE as error:
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise DataError(
             f"{quoted(path)} is damaged, cut short, or not written by bridle ({type(error).__name__}: "
-            f"{quoted(error)}); {remedy}."
+            f"{quoted(reason)}); {remedy}."
         ) from error
 
 

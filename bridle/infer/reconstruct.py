@@ -7,7 +7,10 @@ seam is heard or seen where one window ends. Shapes: codes (rows, M) with positi
 
 from __future__ import annotations
 
+import collections
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,14 +49,18 @@ def reconstruct_files(model: Model, codes: Path, out: Path, *, stages: int | Non
 
     `codes` is what `bridle tokenize` wrote with the same model; `stages` decodes only the first ones.
     """
-    stored = CodesFile(codes)
-    require_same_model(model, stored)
-    writer = media_writer(model)
+    stored, wanted = CodesFile(codes), model.fingerprint
+    if stored.header.model != wanted:  # they would decode to nonsense
+        raise UsageError(
+            f"{quoted(codes)}: these codes come from another model (fingerprint {stored.header.model}, this one has "
+            f"{wanted}); decode them with the model that made them, or tokenize the files again."
+        )
+    ending, write = media_writer(model)
     held = len(stored.header.codebook_sizes)
     if stages is not None and not 1 <= stages <= held:
         raise UsageError(f"--stages {stages}: {quoted(codes)} holds the codes of {held} stages; give 1 to {held}.")
     out.mkdir(parents=True, exist_ok=True)
-    names = output_names(stored.files, writer.ending)
+    names = output_names(stored.files, ending)
     written = []
     for (_, columns), name in zip(stored.rows(), names, strict=True):
         path = out / name
@@ -61,35 +68,22 @@ def reconstruct_files(model: Model, codes: Path, out: Path, *, stages: int | Non
         grid = on_grid(columns["codes"], columns["positions"], model.geometry)
         pieces = decoded_pieces(grid, model.geometry, lambda c, v: model.decode_to_input(c, valid=v, stages=stages))
         with replacing(path) as temporary:
-            writer.write(pieces, temporary)
+            write(pieces, temporary)
         written.append(path)
     return written
-
-
-def require_same_model(model: Model, stored: CodesFile) -> None:
-    """UsageError if the codes come from another model: they would decode to nonsense."""
-    wanted, given = model.fingerprint, stored.header.model
-    if given != wanted:
-        raise UsageError(
-            f"{quoted(stored.path)}: these codes come from another model (fingerprint {given}, this one has {wanted}); "
-            "decode them with the model that made them, or tokenize the files again."
-        )
 
 
 def output_names(files: list[str], ending: str) -> list[Path]:
     """Paths below the output folder: the part of each name behind what all share, with a new ending, each once."""
     if not files:
         raise DataError("the file of codes holds no files, so there is nothing to decode.")
-    parts = [Path(name.lstrip("/")).parts for name in files]
-    shared = 0
-    while all(len(p) > shared + 1 and p[shared] == parts[0][shared] for p in parts):
-        shared += 1
-    taken: dict[Path, int] = {}
+    own = [Path(*(part for part in Path(name.lstrip("/")).parts if part not in ("..", "."))) for name in files]
+    shared = Path(os.path.commonpath([path.parent for path in own]))
+    taken: collections.Counter[Path] = collections.Counter()
     names = []
-    for own in parts:
-        clean = [piece for piece in own[shared:] if piece not in ("..", ".")]
-        name = Path(*clean).with_suffix(ending)
-        taken[name] = taken.get(name, 0) + 1
+    for path in own:
+        name = path.relative_to(shared).with_suffix(ending)
+        taken[name] += 1
         names.append(name if taken[name] == 1 else name.with_stem(f"{name.stem}-{taken[name]}"))
     return names
 
@@ -99,18 +93,15 @@ def on_grid(codes: NDArray[Any], positions: NDArray[Any], geometry: Geometry) ->
     if len(codes) == 0:
         raise DataError("a file has no codes; tokenize it again.")
     rest = geometry.grid[1:]
-    places = torch.from_numpy(positions.astype(np.int64))
-    if places.min() < 0 or any(int(places[:, 1 + k].max()) >= size for k, size in enumerate(rest)):
+    if positions.min() < 0 or (positions[:, 1:] >= np.array(rest, dtype=np.int64)).any():
         raise DataError(f"positions go beyond the grid {list(geometry.grid)} of the model; tokenize the file again.")
-    length, width = int(places[:, 0].max()) + 1, int(np.prod(rest, dtype=np.int64))
-    column = torch.zeros(len(places), dtype=torch.int64)
-    for k, size in enumerate(rest):
-        column = column * size + places[:, 1 + k]
-    grid = torch.zeros(length, width, codes.shape[1], dtype=torch.int64)
-    valid = torch.zeros(length, width, dtype=torch.bool)
-    grid[places[:, 0], column] = torch.from_numpy(codes.astype(np.int64))
-    valid[places[:, 0], column] = True
-    return Grid(grid, valid)
+    shape = int(positions[:, 0].max()) + 1, *rest
+    places = tuple(torch.from_numpy(positions.astype(np.int64)).T)
+    grid = torch.zeros(*shape, codes.shape[1], dtype=torch.int64)
+    valid = torch.zeros(shape, dtype=torch.bool)
+    grid[places] = torch.from_numpy(codes.astype(np.int64))
+    valid[places] = True
+    return Grid(grid.reshape(shape[0], -1, codes.shape[1]), valid.reshape(shape[0], -1))
 
 
 def decoded_pieces(grid: Grid, geometry: Geometry, decode: Decode) -> Iterator[Tensor]:
@@ -148,21 +139,13 @@ def windows_at(grid: Grid, starts: list[int], size: int) -> tuple[Tensor, Tensor
     return codes.flatten(1, 2), valid.flatten(1)
 
 
-class MediaWriter(NamedTuple):
-    """How decoded pieces become a file."""
-
-    ending: str
-    write: Callable[[Iterator[Tensor], Path], None]
-
-
-def media_writer(model: Model) -> MediaWriter:
-    """Pictures as PNG, log-mel features as WAV, clips as GIF, other inputs as .npy."""
+def media_writer(model: Model) -> tuple[str, Callable[[Iterator[Tensor], Path], None]]:
+    """File ending and writer: pictures as PNG, log-mel features as WAV, clips as GIF, other inputs as .npy."""
     if is_spectrogram(model.config):
-        front = front_end(model.config)
-        return MediaWriter(".wav", lambda pieces, path: write_sound(pieces, path, front))
+        return ".wav", partial(write_sound, front=front_end(model.config))
     if modality_of(model.config).is_unit_range:
-        return MediaWriter(".png", write_picture) if model.geometry.rank == 2 else MediaWriter(".gif", write_clip)
-    return MediaWriter(".npy", write_array)
+        return (".png", write_picture) if model.geometry.rank == 2 else (".gif", write_clip)
+    return ".npy", write_array
 
 
 def write_picture(pieces: Iterator[Tensor], path: Path) -> None:

@@ -36,8 +36,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import replacing_folder, write_json
-from bridle.infer.formats import WRITERS
-from bridle.infer.read import DAMAGE, CodesFile, Count, read_codes
+from bridle.infer.formats import require_pyarrow
+from bridle.infer.read import CodesFile, Count, one_line_errors, read_codes
 from bridle.machine import StopRequest
 
 FORMAT = 1
@@ -50,7 +50,7 @@ PutRow = Callable[[str, Ids], object]
 PAD, BOS, EOS, SEP, EMPTY = range(5)
 SPECIAL = {"pad": PAD, "bos": BOS, "eos": EOS, "sep": SEP, "empty": EMPTY}
 VOCABULARY, BLOCKS = "vocabulary.json", "blocks.npy"
-FILE_FORMATS = ("jsonl", "parquet")
+REMEDY = "write it again with `bridle sequences`"
 GROUP = 1000  # rows of a Parquet row group
 FROM_HEADER = {"run", "model", "geometry", "grid", "tokens_per_second", "bits_per_token", "bits_per_second"}
 
@@ -107,8 +107,7 @@ def make_vocabulary(sizes: Sequence[int], pattern: str) -> Vocabulary:
     """The vocabulary of codebooks of these sizes; `stage1` keeps the first."""
     if pattern not in PATTERNS:
         raise UsageError(f"--pattern {quoted(pattern)}: expected one of {', '.join(PATTERNS)}.")
-    chosen: Pattern = next(known for known in PATTERNS if known == pattern)
-    return Vocabulary(tuple(sizes[:1] if chosen == "stage1" else sizes), chosen)
+    return Vocabulary(tuple(sizes[:1] if pattern == "stage1" else sizes), pattern)
 
 
 def framed(ids: Ids) -> Ids:
@@ -140,9 +139,7 @@ def _stripped(ids: Ids) -> Ids:
 def _delayed(ids: Ids) -> Ids:
     """(T, M) -> (T + M − 1, M): column m moves down by m."""
     T, M = ids.shape
-    if T == 0:
-        return ids
-    out = np.full((T + M - 1, M), EMPTY, dtype=np.int64)
+    out = np.full((T + M - 1 if T else 0, M), EMPTY, dtype=np.int64)
     for m in range(M):
         out[m : m + T, m] = ids[:, m]
     return out
@@ -151,10 +148,8 @@ def _delayed(ids: Ids) -> Ids:
 def _undelayed(steps: Ids) -> Ids:
     """(T + M − 1, M) -> (T, M)."""
     S, M = steps.shape
-    if S == 0:
-        return steps
-    T = S - M + 1
-    if T < 1:
+    T = S - M + 1 if S else 0
+    if T < 1 and S:
         raise DataError(f"a delayed sequence of {S} steps is cut off: it takes {M} steps to hold one token.")
     found = np.stack([steps[m : m + T, m] for m in range(M)], axis=1)
     if not np.array_equal(_delayed(found), steps):
@@ -201,15 +196,21 @@ def write_sequences(
     progress: ProgressLine | None = None,
 ) -> SequencesRecord:
     """Write the codes of some files of codes as sequences to the folder `out`; returns what vocabulary.json says."""
-    if file_format not in FILE_FORMATS:
-        raise UsageError(f"--format {quoted(file_format)}: expected one of {', '.join(FILE_FORMATS)}.")
+    if file_format not in WRITE_ROWS:
+        raise UsageError(f"--format {quoted(file_format)}: expected one of {', '.join(WRITE_ROWS)}.")
     if context is not None and context < 2:
         raise UsageError(f"--context {context}: a block needs at least 2 ids.")
     if not paths:
         raise UsageError("no file of codes is named; write one with `bridle tokenize`.")
     stored = [read_codes(path) for path in paths]
-    _require_same_model(stored)
-    vocabulary = make_vocabulary(stored[0].header.codebook_sizes, pattern)
+    header = stored[0].header
+    for other in stored[1:]:
+        if (other.header.model, other.header.codebook_sizes) != (header.model, header.codebook_sizes):
+            raise UsageError(
+                f"{quoted(other.path)} has another model or other codebook sizes than {quoted(stored[0].path)}; codes "
+                "of different models cannot share ids. Write them to folders of their own."
+            )
+    vocabulary = make_vocabulary(header.codebook_sizes, pattern)
     if out.exists() and not overwrite:
         raise UsageError(f"{quoted(out)} exists; give --overwrite to replace it, or another --out.")
     if out.exists() and not (out / VOCABULARY).is_file():
@@ -227,22 +228,10 @@ def write_sequences(
             files=files,
             ids=ids,
             blocks=blocks,
-            **stored[0].header.model_dump(mode="json", include=FROM_HEADER, exclude_unset=True),
+            **header.model_dump(mode="json", include=FROM_HEADER, exclude_unset=True),
         )
         write_json(temporary / VOCABULARY, record.model_dump(mode="json"))
     return record
-
-
-def _require_same_model(stored: Sequence[CodesFile]) -> None:
-    """Raise UsageError if ids would mean different things."""
-    first = stored[0]
-    for other in stored[1:]:
-        for key in ("model", "codebook_sizes"):
-            if getattr(other.header, key) != getattr(first.header, key):
-                raise UsageError(
-                    f"{quoted(other.path)} has another {key.replace('_', ' ')} than {quoted(first.path)}; codes of "
-                    "different models cannot share ids. Write them to folders of their own."
-                )
 
 
 def _write(
@@ -257,7 +246,7 @@ def _write(
     total, done, ids = sum(map(len, stored)), 0, 0
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest().listening())
-        put = stack.enter_context((_jsonl if file_format == "jsonl" else _parquet)(folder, vocabulary))
+        put = stack.enter_context(WRITE_ROWS[file_format](folder / f"sequences.{file_format}", vocabulary))
 
         def rows() -> Iterator[Ids]:
             nonlocal done, ids
@@ -294,36 +283,37 @@ def _write_blocks(path: Path, blocks: Iterator[Ids], context: int, dtype: np.dty
 
 
 @contextmanager
-def _jsonl(folder: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
-    with (folder / "sequences.jsonl").open("w", encoding="utf-8") as file:
+def _jsonl(path: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
+    with path.open("w", encoding="utf-8") as file:
         yield lambda name, row: file.write(json.dumps({"file": name, "input_ids": row.tolist()}) + "\n")
 
 
 @contextmanager
-def _parquet(folder: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
-    WRITERS[".parquet"].require_installed()
+def _parquet(path: Path, vocabulary: Vocabulary) -> Iterator[PutRow]:
+    require_pyarrow()
     import pyarrow
     import pyarrow.parquet
 
     ids = pyarrow.list_(pyarrow.from_numpy_dtype(vocabulary.dtype))
     schema = pyarrow.schema([("file", pyarrow.string()), ("input_ids", ids)])
-    waiting: list[tuple[str, Ids]] = []
-    with pyarrow.parquet.ParquetWriter(folder / "sequences.parquet", schema) as file:
-
-        def flush() -> None:
-            if waiting:
-                names, rows = zip(*waiting, strict=True)
-                content = [pyarrow.array(names, pyarrow.string()), pyarrow.array(rows, ids)]
-                file.write_table(pyarrow.table(content, schema=schema))
-            waiting.clear()
+    waiting: list[dict[str, Any]] = []
+    with pyarrow.parquet.ParquetWriter(path, schema) as file:
 
         def put(name: str, row: Ids) -> None:
-            waiting.append((name, row.astype(vocabulary.dtype)))
+            waiting.append({"file": name, "input_ids": row.astype(vocabulary.dtype)})
             if len(waiting) == GROUP:
                 flush()
 
+        def flush() -> None:
+            if waiting:
+                file.write_table(pyarrow.Table.from_pylist(waiting, schema))
+            waiting.clear()
+
         yield put
         flush()
+
+
+WRITE_ROWS = {"jsonl": _jsonl, "parquet": _parquet}
 
 
 class SequencesFile:
@@ -333,7 +323,7 @@ class SequencesFile:
         self.folder = Path(folder)
         if not (self.folder / VOCABULARY).is_file():
             raise UsageError(f"{quoted(folder)} holds no {VOCABULARY}; write the folder with `bridle sequences`.")
-        with self._one_line_errors():
+        with one_line_errors(self.folder, REMEDY):
             self.record = SequencesRecord.model_validate_json((self.folder / VOCABULARY).read_bytes())
         if self.record.format > FORMAT:
             raise DataError(f"{quoted(self.folder)} has format {self.record.format}, not {FORMAT}; use a newer bridle.")
@@ -349,7 +339,7 @@ class SequencesFile:
     def rows(self) -> Iterator[tuple[str, Ids]]:
         """Name and ids of each file, bos and eos included."""
         count = 0
-        with self._one_line_errors():
+        with one_line_errors(self.folder, REMEDY):
             for row in self._stored():
                 ids = np.asarray(row["input_ids"], dtype=np.int64)
                 if ids.ndim != 1:
@@ -363,7 +353,7 @@ class SequencesFile:
         """The packed blocks (n, context), mapped and not read."""
         if not (self.folder / BLOCKS).is_file():
             raise UsageError(f"{quoted(self.folder)} has no packed blocks; write it with --context N.")
-        with self._one_line_errors():
+        with one_line_errors(self.folder, REMEDY):
             found: Array = np.load(self.folder / BLOCKS, mmap_mode="r", allow_pickle=False)
             if found.shape != (self.record.blocks, self.record.context):
                 raise ValueError(f"{BLOCKS} has not the size {VOCABULARY} says")
@@ -371,7 +361,7 @@ class SequencesFile:
 
     def _stored(self) -> Iterator[Mapping[str, Any]]:
         if (self.folder / "sequences.parquet").is_file():
-            WRITERS[".parquet"].require_installed()
+            require_pyarrow()
             import pyarrow.parquet
 
             with pyarrow.parquet.ParquetFile(self.folder / "sequences.parquet") as file:
@@ -381,17 +371,6 @@ class SequencesFile:
         with (self.folder / "sequences.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 yield json.loads(line)
-
-    @contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
-        """Damage of any kind as one line."""
-        try:
-            yield
-        except DAMAGE as error:
-            raise DataError(
-                f"{quoted(self.folder)} is damaged, cut short, or not written by bridle ({type(error).__name__}: "
-                f"{quoted(error)}); write it again with `bridle sequences`."
-            ) from error
 
 
 def read_sequences(folder: str | Path) -> SequencesFile:

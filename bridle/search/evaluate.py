@@ -53,7 +53,7 @@ def evaluate_search(index: Index, *, queries: int = QUERIES, seed: int = 0) -> l
         )
     drawn = np.sort(np.random.default_rng(seed).permutation(labelled)[:queries])
     kinds: dict[By, Scores] = {"features": lambda rows: np.asarray(index.vectors @ index.vectors[rows].T)}
-    if index.has_codes:
+    if index.settings.codes:
         from scipy.sparse import csc_array
 
         grams = index.grams

@@ -12,33 +12,41 @@ one goes on where it stopped. A search reads the old generation until index.json
 
 from __future__ import annotations
 
+import filecmp
 import io
 import itertools
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError, field_validator
+from pydantic import BaseModel, field_validator
 
 from bridle.console import ProgressLine
-from bridle.data.listing.items import Inputs, Items, find_inputs
-from bridle.errors import DataError, UsageError, quoted
-from bridle.files import locked_folder, write_json
+from bridle.data.listing.columns import WHOLE, Span
+from bridle.data.listing.items import Inputs, Item, Items, find_inputs
+from bridle.data.listing.layouts import find_listing
+from bridle.data.listing.manifest import MANIFESTS
+from bridle.data.listing.table import as_tuple
+from bridle.data.shards.tar_member import TarMember
+from bridle.data.sources import Reader
+from bridle.errors import BridleError, DataError, UsageError, quoted
+from bridle.files import locked_folder, replacing, write_json
 from bridle.infer.features import FeatureSpec
 from bridle.infer.model import Model
-from bridle.infer.read import read_codes, read_features
+from bridle.infer.read import one_line_errors, read_codes, read_features
 from bridle.infer.write import Options, embed_inputs, tokenize_inputs
-from bridle.search.collection import IndexedItem, find_labels, read_items, write_items
 from bridle.search.ngrams import STAGES, Lines, Terms, terms_of, weigh
 
 FORMAT = 1
 INDEX, ITEMS, FEATURES, CODES = "index.json", "items.jsonl", "features.npz", "codes.npz"
 VECTORS, MEAN = "vectors.npy", "mean.npy"
+REBUILD = "give --overwrite to `bridle index` to rebuild it"
 FOLDER_NAME = re.compile(r"(segment|generation)-\d{4,9}")
 
 
@@ -79,6 +87,95 @@ class IndexRecord(BaseModel):
         return [key for key in mine if mine[key] != theirs[key]]
 
 
+class IndexedItem(NamedTuple):
+    """An item as it was when it was indexed."""
+
+    item: Item
+    stamp: tuple[int, int]  # size and change time of its file
+    labels: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.item.name
+
+    def relative_to(self, base: Path) -> IndexedItem:
+        """The same item with relative paths taken from `base` instead of the working directory."""
+        location = self.item.location
+        there = base / location if isinstance(location, Path) else location._replace(shard=base / location.shard)
+        return self._replace(item=self.item._replace(location=there))
+
+    def is_file(self, query: Path) -> bool:
+        """Is the query this item, or a file with the same content?"""
+        location, span = self.item
+        if span != WHOLE:
+            return False
+        if isinstance(location, Path) and os.path.abspath(location) == os.path.abspath(query):
+            return True
+        size = self.stamp[0] if isinstance(location, Path) else location.size
+        try:
+            if size != os.stat(query).st_size:
+                return False
+            if isinstance(location, TarMember):
+                return location.read() == query.read_bytes()
+            return filecmp.cmp(location, query, shallow=False)
+        except (OSError, DataError):
+            return False
+
+
+Labels = dict[tuple[str, Span], tuple[str, ...]]  # by absolute path and time span
+
+
+def find_labels(named: Sequence[str], *, reader: Reader) -> tuple[Labels, list[str]]:
+    """Labels of class folders, lists, manifests and shards, and notes for the user; files without any have none."""
+    known: Labels = {}
+    notes = list[str]()
+    for name in named:
+        path = Path(name)
+        if not path.is_dir() and not (path.is_file() and path.suffix.lower() in MANIFESTS):
+            continue  # a single file, or a pattern
+        try:
+            listing = find_listing(path, extensions=reader.extensions)
+        except BridleError as error:
+            notes.append(f"no labels were found in {quoted(name)}: {error}")
+            continue
+        classes = listing.classes or ()
+        for split in (listing.train, listing.test):
+            if split is None or split.labels is None:
+                continue
+            spans = split.spans or (WHOLE for _ in split.labels)
+            for location, label, span in zip(split.paths, split.labels, spans, strict=True):
+                known[os.path.abspath(str(location)), span] = tuple(str(classes[n]) for n in as_tuple(label))
+    return known, notes
+
+
+def write_items(file: Path, items: Iterable[IndexedItem]) -> None:
+    """Write one line per item; what is not ASCII is escaped, so that any path survives."""
+    with replacing(file) as temporary, temporary.open("w", encoding="ascii") as out:
+        for item, stamp, labels in items:
+            location, (start, end) = item
+            line: dict[str, object] = {"stamp": stamp, "labels": labels}
+            if isinstance(location, TarMember):
+                line |= {"path": os.fspath(location.shard), "member": location[1:]}
+            else:
+                line |= {"path": os.fspath(location)}
+            line |= {} if item.span == WHOLE else {"start": start, "end": end}
+            out.write(json.dumps(line) + "\n")
+
+
+def read_items(file: Path) -> Iterator[IndexedItem]:
+    """The items that `write_items` wrote; ValueError, KeyError or TypeError where a line is not one of them."""
+    with file.open(encoding="ascii") as lines:
+        for line in lines:
+            found = json.loads(line)
+            path = Path(str(found["path"]))
+            name, offset, size = found.get("member", ("", 0, 0))
+            location = TarMember(path, str(name), int(offset), int(size)) if "member" in found else path
+            end = found.get("end")
+            span = (float(found["start"]), None if end is None else float(end)) if "start" in found else WHOLE
+            bytes_, changed = found["stamp"]
+            yield IndexedItem(Item(location, span), (int(bytes_), int(changed)), tuple(map(str, found["labels"])))
+
+
 Wanted = dict[str, IndexedItem]  # the items of a collection as it is now, by name
 
 
@@ -98,7 +195,9 @@ def update_index(
     out.mkdir(parents=True, exist_ok=True)
     with locked_folder(out):
         if options.overwrite:
-            _clear(out)
+            (out / INDEX).unlink(missing_ok=True)
+            for path in (*out.glob("segment-*"), *out.glob("generation-*")):
+                shutil.rmtree(path)
         origin = os.path.abspath(run) if Path(run).exists() else str(run)  # a released model has only a name
         fresh = IndexRecord(model=model.fingerprint, features=spec, run=origin)
         index = read_index(out) if (out / INDEX).is_file() else fresh
@@ -108,10 +207,13 @@ def update_index(
                 "another --out."
             )
         inputs = find_inputs(named, reader=model.reader, stdin=io.BytesIO())
-        labels = find_labels(named, reader=model.reader)
-        for note in (*inputs.notes, *labels.notes):
+        labels, notes = find_labels(named, reader=model.reader)
+        for note in (*inputs.notes, *notes):
             progress.note(note)
-        wanted = {item.name: IndexedItem(item, item.stamp(), labels.of(item)) for item in inputs.items}
+        wanted = {
+            item.name: IndexedItem(item, item.stamp(), labels.get((os.path.abspath(item.path), item.span), ()))
+            for item in inputs.items
+        }
         while new := _not_indexed(out, index, wanted):
             name = f"segment-{len(index.segments):04}"
             _fill_segment(model, out / name, new, spec, options._replace(overwrite=False), progress)
@@ -126,14 +228,8 @@ def read_index(folder: Path) -> IndexRecord:
     """index.json, checked."""
     if not (folder / INDEX).is_file():
         raise UsageError(f"{quoted(folder)} is not an index (no {INDEX}); make one with `bridle index RUN CORPUS`.")
-    try:
+    with one_line_errors(folder / INDEX, REBUILD):
         index = IndexRecord.model_validate_json((folder / INDEX).read_bytes())
-    except (ValidationError, RecursionError) as error:
-        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-        path = folder / INDEX
-        raise DataError(
-            f"{quoted(path)} is damaged ({quoted(reason)}); give --overwrite to `bridle index` to rebuild it."
-        ) from error
     if index.format > FORMAT:
         raise DataError(f"{quoted(folder)} has format {index.format}, this bridle reads up to {FORMAT}.")
     return index
@@ -146,12 +242,6 @@ def _require_usable(out: Path) -> None:
     ours = ("segment-", "generation-", INDEX, "run.lock", ".")
     if out.is_dir() and any(not path.name.startswith(ours) for path in out.iterdir()):
         raise UsageError(f"--out {quoted(out)} holds other files; give a new folder for the index.")
-
-
-def _clear(out: Path) -> None:
-    (out / INDEX).unlink(missing_ok=True)
-    for path in (*out.glob("segment-*"), *out.glob("generation-*")):
-        shutil.rmtree(path)
 
 
 def _not_indexed(out: Path, index: IndexRecord, wanted: Wanted) -> Wanted:
@@ -181,12 +271,8 @@ def _fill_segment(
             tokenize_inputs(model, inputs, codes, options=options, progress=progress)
     except DataError:
         # None of them can be read, which must not keep earlier segments from being searched.
-        if options.strict or folder.name == "segment-0000" or not _quarantines(folder):
+        if options.strict or folder.name == "segment-0000" or not any(folder.glob("*.quarantine.jsonl")):
             raise
-
-
-def _quarantines(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.quarantine.jsonl"))
 
 
 def _publish(model: Model, out: Path, index: IndexRecord, wanted: Wanted) -> IndexUpdate:
@@ -213,7 +299,8 @@ def _publish(model: Model, out: Path, index: IndexRecord, wanted: Wanted) -> Ind
     for path in out.glob("generation-*"):
         if path != folder:
             shutil.rmtree(path)
-    failed = tuple(listed for segment in index.segments for listed in _quarantines(out / segment)[:1])
+    listed = (sorted((out / segment).glob("*.quarantine.jsonl"))[:1] for segment in index.segments)
+    failed = tuple(itertools.chain.from_iterable(listed))
     return IndexUpdate(out, len(items), len(now - before), len(before - now), failed)
 
 
@@ -230,14 +317,19 @@ def _living(folder: Path, index: IndexRecord, wanted: Wanted) -> list[IndexedIte
 
 def _write_vectors(folder: Path, names: dict[Path, set[str]], count: int) -> None:
     """vectors.npy (N, D): pooled features less their mean, scaled to length one; mean.npy (D,)."""
+
+    def features() -> Iterator[NDArray[np.float32]]:
+        for segment, wanted in names.items():
+            yield from (found.z for name, found in read_features(segment / FEATURES) if name in wanted)
+
     total: NDArray[np.float64] | None = None
-    for z in _features(names):
+    for z in features():
         total = z.astype(np.float64) if total is None else total + z
     assert total is not None  # there is at least one item
     mean = (total / count).astype(np.float32)
     np.save(folder / MEAN, mean)
     vectors = np.lib.format.open_memmap(folder / VECTORS, mode="w+", dtype=np.float32, shape=(count, len(mean)))
-    for n, z in enumerate(_features(names)):
+    for n, z in enumerate(features()):
         vectors[n] = unit(z - mean)
     vectors.flush()
 
@@ -245,13 +337,6 @@ def _write_vectors(folder: Path, names: dict[Path, set[str]], count: int) -> Non
 def unit(z: NDArray[np.float32]) -> NDArray[np.float32]:
     """Scaled to length one; zeros stay zeros."""
     return (z / max(float(np.linalg.norm(z)), 1e-12)).astype(np.float32)
-
-
-def _features(names: dict[Path, set[str]]) -> Iterator[NDArray[np.float32]]:
-    for segment, wanted in names.items():
-        for name, found in read_features(segment / FEATURES):
-            if name in wanted:
-                yield found.z
 
 
 def _terms(model: Model, names: dict[Path, set[str]]) -> Iterator[Terms]:

@@ -6,8 +6,8 @@ indexed is named with the reason, in place of a picture.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,25 +38,15 @@ class Seen(NamedTuple):
     sound: Sound | None = None
 
 
-class Answer(NamedTuple):
-    """A query and its hits, as the page shows them."""
-
-    query: Shown
-    by: str
-    hits: list[Shown]
-    problems: list[str]
-
-
 def write_page(index: Index, found: Sequence[Found], path: Path) -> Path:
     """Write the page about some queries, all of it or nothing."""
     sight = Sight(index.model)
-    seen = map_in_order(sight.look, [item for one in found for item in _items(one)], workers=1, records=(Seen, Sound))
-    answers = [_answer(sight, one, _labels(index, one.query), seen) for one in found]
-    intro = f"{len(index):,} files searched with the model of run {index.model.config.name}."
+    items = [[Item(one.query), *(hit.entry.item for hit in one.hits)] for one in found]
+    seen = map_in_order(sight.look, itertools.chain.from_iterable(items), workers=1, records=(Seen, Sound))
     shown = {
         "title": "Similar files",
-        "intro": intro,
-        "answers": answers,
+        "intro": f"{len(index):,} files searched with the model of run {index.model.config.name}.",
+        "answers": [_answer(sight, index, *each, seen) for each in zip(found, items, strict=True)],
         "wide": sight.is_wide,
         "crisp": sight.is_crisp,
     }
@@ -64,30 +54,21 @@ def write_page(index: Index, found: Sequence[Found], path: Path) -> Path:
     return path
 
 
-def _labels(index: Index, query: Path) -> tuple[str, ...]:
-    """Those of the query, where it is in the collection."""
-    return next((entry.labels for entry in index.items if entry.is_file(query)), ())
-
-
-def _items(found: Found) -> list[Item]:
-    """The query and its hits."""
-    return [Item(found.query), *(hit.entry.item for hit in found.hits)]
-
-
-def _answer(sight: Sight, found: Found, labels: tuple[str, ...], looks: Iterator[Seen]) -> Answer:
-    items = _items(found)
-    seen = list(islice(looks, len(items)))
-    shown = sight.draw(items, seen)
-    own = ", ".join(labels)
+def _answer(sight: Sight, index: Index, found: Found, items: list[Item], looks: Iterator[Seen]) -> dict[str, object]:
+    """A query and its hits, as the template shows them; labels of the query where it is in the collection."""
+    labels = next((entry.labels for entry in index.items if entry.is_file(found.query)), ())
+    seen = list(itertools.islice(looks, len(items)))
+    query, *pictures = sight.draw(items, seen)
     hits = [
         picture._replace(
             label=", ".join(hit.entry.labels),
             score=hit.score,
             same=bool(set(labels) & set(hit.entry.labels)) if labels else None,
         )
-        for picture, hit in zip(shown[1:], found.hits, strict=True)
+        for picture, hit in zip(pictures, found.hits, strict=True)
     ]
-    return Answer(shown[0]._replace(label=own), found.by, hits, [one.problem for one in seen if one.problem])
+    problems = [one.problem for one in seen if one.problem]
+    return {"query": query._replace(label=", ".join(labels)), "by": found.by, "hits": hits, "problems": problems}
 
 
 class Sight:

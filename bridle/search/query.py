@@ -3,15 +3,13 @@
 Shapes: N files, D pooled features; vectors (N, D) have length one, so a product is a cosine.
 
 Features are compared after the mean of the collection is taken off: what all files share says nothing about which are
-alike. The best candidates are scored again in float64 and ties go to the earlier file, so that the answer is the same
-with and without faiss.
+alike. The best candidates are scored again in float64 and ties go to the earlier file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,16 +17,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.errors import DataError, UsageError, quoted
+from bridle.errors import UsageError, quoted
 from bridle.infer.model import Model, load
-from bridle.infer.read import DAMAGE
-from bridle.search.collection import IndexedItem, read_items
-from bridle.search.index import ITEMS, MEAN, VECTORS, lines_of, read_index, unit
+from bridle.infer.read import one_line_errors
+from bridle.search.index import ITEMS, MEAN, REBUILD, VECTORS, IndexedItem, lines_of, read_index, read_items, unit
 from bridle.search.ngrams import Grams, terms_of
 
 By = Literal["features", "codes"]
 ROWS = 65_536  # vectors read from disk at a time
-IN_MEMORY = 2**31  # bytes of vectors that faiss may hold
 NEARLY = 1e-4  # float32 sums of a cosine differ by less
 
 
@@ -58,7 +54,7 @@ class Index:
             raise UsageError(f"{quoted(folder)} is not finished; run the same `bridle index` command again.")
         self.run = run if run is not None else self.settings.run
         self.generation: Path = self.folder / self.settings.generation
-        with self._one_line_errors():
+        with one_line_errors(self.generation, REBUILD):
             self.items = list(read_items(self.generation / ITEMS))
             if self.settings.base != os.getcwd():
                 self.items = [entry.relative_to(Path(self.settings.base)) for entry in self.items]
@@ -81,14 +77,9 @@ class Index:
             )
         return model
 
-    @property
-    def has_codes(self) -> bool:
-        """Does the index hold codes? A model without a tokenizer has none."""
-        return self.settings.codes
-
     @cached_property
     def grams(self) -> Grams:
-        with self._one_line_errors():
+        with one_line_errors(self.generation, REBUILD):
             grams = Grams(*(self._mapped(f"{name}.npy") for name in Grams._fields))
             if len(grams.ends) != len(grams.terms) + 1 or grams.ends[-1] != len(grams.docs):
                 raise ValueError("the arrays of n-grams do not fit each other")
@@ -101,7 +92,7 @@ class Index:
             raise UsageError(f"--by {quoted(by)}: expected features or codes.")
         if k < 1:
             raise UsageError(f"-k {k}: at least one hit.")
-        if by == "codes" and not self.has_codes:
+        if by == "codes" and not self.settings.codes:
             raise UsageError(
                 f"{quoted(self.folder)} has no codes, because its model has no tokenizer; search --by features."
             )
@@ -115,63 +106,24 @@ class Index:
 
     def nearest(self, vector: NDArray[np.float32], *, k: int, without: Collection[int] = ()) -> list[tuple[int, float]]:
         """Number and cosine of the k rows nearest to a vector (D,) of length one."""
-        wanted = min(len(self.items), k + len(without))
-        near = self._candidates(vector, wanted) if self._faiss is not None else self._scan(vector, wanted)
+        scores = np.concatenate([self.vectors[at : at + ROWS] @ vector for at in range(0, len(self.vectors), ROWS)])
+        at = len(scores) - min(len(scores), k + len(without))
+        near = np.flatnonzero(scores >= np.partition(scores, at)[at] - NEARLY)  # all that may be among the nearest
         # Row by row: a matrix product may round equal rows differently, which would break ties.
         exact = (self.vectors[near].astype(np.float64) * vector.astype(np.float64)).sum(axis=1)
         order = np.lexsort((near, -exact))
-        best = [(int(near[n]), float(exact[n])) for n in order]
-        return [(n, score) for n, score in best if n not in without][:k]
+        return [(int(near[n]), float(exact[n])) for n in order if near[n] not in without][:k]
 
     def code_scores(self, path: Path) -> NDArray[np.float64]:
         """(N,) cosine of the n-grams of a file's codes with those of every file."""
         (found,) = self.model.tokenize_files([path], workers=1)
         terms = terms_of(found.codes, found.positions, lines_of(self.model))
-        with self._one_line_errors():
+        with one_line_errors(self.generation, REBUILD):
             return self.grams.scores(terms, len(self.items))
-
-    @cached_property
-    def _faiss(self) -> Any:
-        """The vectors in faiss, where it is installed and they fit in memory."""
-        if self.vectors.nbytes > IN_MEMORY:
-            return None
-        try:
-            import faiss
-        except ImportError:
-            return None
-        index = faiss.IndexFlatIP(self.vectors.shape[1])
-        for at in range(0, len(self.vectors), ROWS):
-            index.add(np.ascontiguousarray(self.vectors[at : at + ROWS]))
-        return index
-
-    def _candidates(self, vector: NDArray[np.float32], wanted: int) -> NDArray[np.int64]:
-        """All rows that may be among the `wanted` nearest, by faiss."""
-        asked = np.ascontiguousarray(vector[None])
-        scores, _ = self._faiss.search(asked, wanted)
-        _, _, near = self._faiss.range_search(asked, float(scores[0, -1]) - NEARLY)
-        return np.sort(near.astype(np.int64))
-
-    def _scan(self, vector: NDArray[np.float32], wanted: int) -> NDArray[np.int64]:
-        """The same from disk, a block at a time."""
-        blocks = [self.vectors[at : at + ROWS] @ vector for at in range(0, len(self.vectors), ROWS)]
-        scores = np.concatenate(blocks)
-        least = np.partition(scores, len(scores) - wanted)[len(scores) - wanted]
-        return np.flatnonzero(scores >= least - NEARLY)
 
     def _mapped(self, name: str) -> NDArray[Any]:
         found: NDArray[Any] = np.load(self.generation / name, mmap_mode="r", allow_pickle=False)
         return found
-
-    @contextmanager
-    def _one_line_errors(self) -> Iterator[None]:
-        """Damage of any kind as one line."""
-        try:
-            yield
-        except DAMAGE as error:
-            raise DataError(
-                f"{quoted(self.generation)} is damaged or incomplete ({type(error).__name__}: {quoted(error)}); give "
-                "--overwrite to `bridle index` to rebuild it."
-            ) from error
 
 
 def top(scores: NDArray[np.float64], *, k: int, without: Collection[int]) -> list[tuple[int, float]]:

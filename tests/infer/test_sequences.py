@@ -101,7 +101,7 @@ def test_several_files_of_one_model_go_together_and_of_two_do_not(codes: Path, t
     written = write_sequences([codes, more], tmp_path / "both")
     assert written.files == 3
     other = write_codes(tmp_path / "other.safetensors", {"c.wav": CODES}, model="xyz")
-    with pytest.raises(UsageError, match="another model than"):
+    with pytest.raises(UsageError, match="another model or other codebook sizes than"):
         write_sequences([codes, other], tmp_path / "mixed")
 
 
