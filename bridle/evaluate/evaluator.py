@@ -22,8 +22,8 @@ from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import subset_of
 from bridle.errors import DataError
 from bridle.evaluate.classical import evenly_spaced, fit_classical
-from bridle.evaluate.codebooks.advice import in_force
-from bridle.evaluate.codebooks.health import codebook_health, verdicts, with_start_norms
+from bridle.evaluate.codebooks.health import codebook_health, with_start_norms
+from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.evaluate.collector import Collect, Collector
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import (
@@ -97,7 +97,7 @@ class Evaluator:
         if nets.own_tokenizer is None:
             return found
         stages = codebook_health(nets.tokenizer, self.collector.first_batches(self.everything))
-        judged = verdicts(stages, in_force(self.config, nets.tokenizer))
+        judged = verdicts(stages, self.config, is_trained=nets.tokenizer.is_trained)
         for verdict in judged:
             if verdict.level != "ok":
                 self.progress.note(f"codebook warning, stage {verdict.stage}: {verdict.text}")

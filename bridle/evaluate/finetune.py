@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridle import distributed, failpoints
-from bridle.config import Config, differences, with_absolute_paths
+from bridle.config import Config, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.digests import splits_digest
@@ -35,7 +35,13 @@ from bridle.evaluate.features import choose_items, stratified
 from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, true_labels
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
 from bridle.evaluate.scorers.probe import Part, summarise
-from bridle.evaluate.transfer import fitted_to, on_other_data, results_name, with_measured_statistics
+from bridle.evaluate.transfer import (
+    fitted_to,
+    on_other_data,
+    require_unchanged,
+    results_name,
+    with_measured_statistics,
+)
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import WeightAverage
@@ -45,7 +51,7 @@ from bridle.runs.metrics import Callback, tensorboard_if_installed
 from bridle.runs.results import Evaluation, Protocol, Scores, read_record, results_header, write_record
 from bridle.runs.results_file import ResultsFile
 from bridle.seeding import generator
-from bridle.train.algorithm1 import restore_nets
+from bridle.train.algorithm1 import restore_frozen
 from bridle.train.finetune import Loss, Tuned, finetune
 from bridle.train.run import Run, locked_by_first, open_machine
 
@@ -102,7 +108,7 @@ def finetune_run(
     trained = with_absolute_paths(run.config())
     if on is None:
         config = with_absolute_paths(run.config(overrides))
-        _require_finetune_keys(trained, config)
+        require_unchanged(trained, config, MAY_CHANGE, reason="fine-tuning cannot change this")
     else:
         config = on_other_data(trained, on, overrides, may_change=MAY_CHANGE)
     start = find_start(folder, config, iteration)
@@ -231,8 +237,8 @@ class Job:
         if start.checkpoint is None:
             encoder = build_encoder(config)
         else:
-            restored = restore_nets(self.trained, load_checkpoint(start.checkpoint)).encoder
-            encoder = fitted_to(restored, config, self.progress)
+            encoder, _ = restore_frozen(self.trained, load_checkpoint(start.checkpoint))
+            fitted_to(encoder, config, self.progress)
         classifier = build_classifier(config, encoder, classes=task.classes, iteration=start.iteration)
         decay = config.finetune.weight_ema
         return Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
@@ -348,9 +354,3 @@ def gather_results(folder: Path, config: Config, on: str | None) -> Path:
     found = sorted(RunFolder(folder).finetune().path.glob(f"*-{own.digits}/result.json"))
     results.add(*(read_record(Evaluation, path) for path in found))
     return results.path
-
-
-def _require_finetune_keys(trained: Config, wanted: Config) -> None:
-    for line in differences(trained, wanted):
-        if not line.startswith(MAY_CHANGE):
-            raise ConfigError(f"{line}: fine-tuning cannot change this; it may change {', '.join(MAY_CHANGE)}.")

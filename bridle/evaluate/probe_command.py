@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bridle import distributed
-from bridle.config import Config, differences, with_absolute_paths
+from bridle.config import Config, with_absolute_paths
 from bridle.console import ProgressLine
 from bridle.data.build import is_labelled, open_data
 from bridle.data.digests import splits_digest
@@ -21,7 +21,14 @@ from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.evaluator import Evaluator, probe_header, protocol_of
 from bridle.evaluate.feature_cache import FeatureCache
-from bridle.evaluate.transfer import fitted_to, on_other_data, other_inputs, results_name, with_measured_statistics
+from bridle.evaluate.transfer import (
+    fitted_to,
+    on_other_data,
+    other_inputs,
+    require_unchanged,
+    results_name,
+    with_measured_statistics,
+)
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import Evaluation, Protocol, Results, read_results
@@ -191,9 +198,7 @@ def _configs(folder: Path, overrides: Sequence[str], on: str | None = None) -> t
         return trained, on_other_data(trained, on, overrides, may_change=MAY_CHANGE)
     config = with_absolute_paths(run.config(overrides))
     # An exported folder keeps only the name of the file its encoder began with.
-    for line in differences(with_absolute_paths(trained), config):
-        if not line.startswith(MAY_CHANGE):
-            raise ConfigError(f"{line}: a probe cannot change this; it may change {', '.join(MAY_CHANGE)}.")
+    require_unchanged(trained, config, MAY_CHANGE, reason="a probe cannot change this")
     return trained, config
 
 

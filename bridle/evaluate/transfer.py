@@ -32,13 +32,18 @@ OF_THE_RUN = (
 MAY_CHANGE = ("data.", "geometry.input")  # and the settings of modalities
 
 
+def require_unchanged(before: Config, after: Config, allowed: tuple[str, ...], *, reason: str) -> None:
+    """ConfigError with a `reason` if other settings than the `allowed` ones have changed."""
+    for line in differences(with_absolute_paths(before), with_absolute_paths(after)):
+        if not line.startswith(allowed):
+            raise ConfigError(f"{line}: {reason}; only {', '.join(allowed)} may change.")
+
+
 def on_other_data(trained: Config, recipe: str, overrides: Sequence[str], *, may_change: tuple[str, ...]) -> Config:
     """The config that judges networks of `trained` on the data of a recipe, with overrides on the recipe."""
     plain, other = load_config(recipe), with_absolute_paths(load_config(recipe, overrides))
     allowed = (*may_change, *MAY_CHANGE, *(f"{entry.section}." for entry in SOURCES.values() if entry.section))
-    for line in differences(with_absolute_paths(plain), other):
-        if not line.startswith(allowed):
-            raise ConfigError(f"{line}: the networks are the run's; with --on may change {', '.join(allowed)}.")
+    require_unchanged(plain, other, allowed, reason="the networks are the run's")
     ours, theirs = trained.geometry, other.geometry
     if (ours.channels, ours.patch) != (theirs.channels, theirs.patch):
         raise ConfigError(

@@ -49,13 +49,8 @@ class Nets:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; whoever asks a run without one is told why there is none."""
-        if self.own_tokenizer is None:
-            raise UsageError(
-                "this model has no tokenizer, so no codes and no codebooks: it predicts patches (loss.target=patches), "
-                "or its encoder comes from elsewhere; use a run with loss.target=codes."
-            )
-        return self.own_tokenizer
+        """The tokenizer; UsageError says why there is none."""
+        return require_tokenizer(self.own_tokenizer)
 
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -84,6 +79,16 @@ class Nets:
 def named_state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     """Every parameter and saved buffer of several networks, by dotted name."""
     return {f"{name}.{key}": tensor for name, module in modules.items() for key, tensor in module.state_dict().items()}
+
+
+def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """The tokenizer of a model; UsageError if it has none."""
+    if tokenizer is None:
+        raise UsageError(
+            "this model has no tokenizer, so no codes and no codebooks: it predicts patches (loss.target=patches), "
+            "or its encoder comes from elsewhere; use a run with loss.target=codes."
+        )
+    return tokenizer
 
 
 def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") -> Encoder:

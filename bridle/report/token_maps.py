@@ -25,6 +25,7 @@ from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import modality_of
 from bridle.data.sources import Audible, Sample, Sound, Source
 from bridle.errors import BridleError, CheckpointError, DataError, UsageError
+from bridle.models.build import require_tokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
 from bridle.nn.pooling import mean_pool
@@ -110,9 +111,7 @@ def last_networks(folder: Path, config: Config) -> tuple[Encoder, Tokenizer, int
         except CheckpointError as error:
             problem = error
             continue
-        if tokenizer is None:
-            raise UsageError("this model has no tokenizer, so no codes.")
-        return encoder.eval(), tokenizer.eval(), int(loaded.state["iteration"])
+        return encoder.eval(), require_tokenizer(tokenizer).eval(), int(loaded.state["iteration"])
     raise problem or UsageError("no encoder phase is finished yet.")
 
 

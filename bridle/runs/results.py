@@ -215,9 +215,6 @@ class StageHealth(Record):
     norms_start: tuple[float, ...] = ()  # the same right after the codebook's start
     label_information: Number = None  # MI(code; label), nats; None without labels or with too few tokens
     dead: int = 0  # codes that never occurred
-    top_codes: tuple[int, ...] = ()  # the most used, most used first
-    top_shares: tuple[float, ...] = ()  # of all tokens, for each of them
-    top_flat: Number = None  # share of the top code's patches in which nothing varies; None if it was not measured
     tuples: int | None = None  # distinct tuples of the codes up to this stage
     tuples_exact: bool = True  # False: estimated from a sketch
     agreement: dict[str, float] = {}  # share of codes that stay, for each small change of the input

@@ -62,7 +62,7 @@ def test_a_collapsed_book_gets_its_verdict(tmp_path: Path, small: Small) -> None
 def test_the_last_phase_of_an_iteration_counts(tmp_path: Path, small: Small) -> None:
     run = write_run(tmp_path / "run", small(), ends=((1, "encoder"), (2, "tokenizer")))
     (run / "checkpoints" / "p0002-iter2-encoder-00000002").mkdir()  # inside a phase: not its end
-    assert [ended.path.name for ended in ended_iterations(run)] == [
+    assert [path.name for path in ended_iterations(run).values()] == [
         "p0000-iter1-encoder-00000004-end",
         "p0001-iter2-tokenizer-00000004-end",
     ]

@@ -2,28 +2,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
+from bridle.config import Config, load_config
 from bridle.errors import DataError
-from bridle.evaluate.codebooks.advice import InForce
 from bridle.evaluate.codebooks.health import (
     CodeBatch,
-    StageHealth,
-    Verdict,
     code_agreement,
     codebook_health,
     health_of_codes,
-    verdicts,
 )
+from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer
 from bridle.nn.transformer import initialise
 from bridle.quantize import ResidualQuantizer
+from bridle.runs.results import StageHealth, Verdict
 
 
 class FakeBatch(NamedTuple):
@@ -37,15 +37,36 @@ def codes_of(*, samples: int, tokens: int, codes: int, seed: int = 0) -> Tensor:
     return torch.randint(codes, (samples, tokens, 1), generator=torch.Generator().manual_seed(seed))
 
 
+def counted(
+    codes: Tensor, *, energy: float = 0.0, valid: Tensor | None = None, label: Tensor | None = None
+) -> CodeBatch:
+    return CodeBatch(codes, torch.full((codes.shape[2],), energy), valid, label)
+
+
+def health(
+    batches: Sequence[CodeBatch], sizes: list[int], books: list[Tensor] | None = None, classes: int | None = None
+) -> list[StageHealth]:
+    positions = batches[0].codes.shape[1] if batches else 1
+    return health_of_codes(
+        batches, sizes, books or [torch.ones(K, 2) for K in sizes], positions=positions, classes=classes
+    )
+
+
+def settings(*overrides: str) -> Config:
+    """With everything done that advice may propose."""
+    done = ("quantizer.start=kmeans", "loss.centre_teacher=position", "quantizer.residual=once")
+    return load_config("digits-tiny", [*done, "quantizer.reset_below=1", "quantizer.reset_every=20", *overrides])
+
+
 def levels(codes: Tensor, size: int) -> list[tuple[str, str]]:
-    found = verdicts(health_of_codes([CodeBatch(codes)], [size]))
+    found = verdicts(health([counted(codes)], [size]), settings("loss.centre_teacher=none"), is_trained=True)
     return [(verdict.level, verdict.text) for verdict in found]
 
 
 def test_the_numbers_of_a_hand_worked_pass() -> None:
     first, second = torch.tensor([[[0], [1]], [[0], [1]]]), torch.tensor([[[0], [0]]])  # code 0 four times, 1 twice
     books = [torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 0.0], [2.0, 0.0]])]
-    stage = health_of_codes([CodeBatch(first), CodeBatch(second)], [4], books)[0]
+    stage = health([counted(first), counted(second)], [4], books)[0]
     entropy = -(2 / 3 * math.log(2 / 3) + 1 / 3 * math.log(1 / 3))
     assert (stage.stage, stage.codes, stage.tokens) == (1, 4, 6)
     assert stage.usage_rate == 0.5
@@ -58,24 +79,23 @@ def test_the_numbers_of_a_hand_worked_pass() -> None:
 
 def test_padding_is_not_counted() -> None:
     codes = torch.tensor([[[0], [1], [2]]])
-    stage = health_of_codes([CodeBatch(codes, torch.tensor([[True, True, False]]))], [4])[0]
+    stage = health([counted(codes, valid=torch.tensor([[True, True, False]]))], [4])[0]
     assert (stage.tokens, stage.usage_rate) == (2, 0.5)
 
 
-def test_energy_is_averaged_over_tokens_and_absent_where_it_was_not_measured() -> None:
+def test_energy_is_averaged_over_tokens() -> None:
     small, large = torch.zeros(1, 2, 1, dtype=torch.long), torch.zeros(3, 2, 1, dtype=torch.long)
-    batches = [CodeBatch(small, energy=torch.tensor([0.8])), CodeBatch(large, energy=torch.tensor([0.4]))]
-    assert health_of_codes(batches, [2])[0].energy == pytest.approx(0.5)
-    assert health_of_codes([CodeBatch(small)], [2])[0].energy is None
+    batches = [counted(small, energy=0.8), counted(large, energy=0.4)]
+    assert health(batches, [2])[0].energy == pytest.approx(0.5)
 
 
 def test_no_tokens_at_all_are_refused() -> None:
     with pytest.raises(DataError, match="no tokens"):
-        health_of_codes([], [4])
+        health([], [4])
 
 
 def test_a_stage_survives_json() -> None:
-    stage = health_of_codes([CodeBatch(codes_of(samples=4, tokens=4, codes=4))], [4], [torch.ones(4, 2)])[0]
+    stage = health([counted(codes_of(samples=4, tokens=4, codes=4))], [4])[0]
     assert StageHealth.model_validate_json(json.dumps(stage.model_dump(mode="json"))) == stage
 
 
@@ -90,18 +110,19 @@ def test_a_collapsed_codebook_is_bad_and_the_verdict_says_what_to_try() -> None:
 
 
 def test_nothing_is_proposed_that_is_done_already() -> None:
-    collapsed = health_of_codes([CodeBatch(codes_of(samples=400, tokens=8, codes=6))], [64])
-    lonely = health_of_codes([CodeBatch(codes_of(samples=400, tokens=8, codes=50))], [64])
-    done = InForce(True, "kmeans", "position", "once", 1, 20)
-    (text,) = [verdict.text for verdict in verdicts(collapsed, done)]
+    collapsed = health([counted(codes_of(samples=400, tokens=8, codes=6))], [64])
+    lonely = health([counted(codes_of(samples=400, tokens=8, codes=50))], [64])
+    (text,) = [verdict.text for verdict in verdicts(collapsed, settings(), is_trained=True)]
     assert text.endswith(
         "Try this: train the tokenizer longer (tokenizer_phase.steps), or use fewer codes (quantizer.codes)."
     )
-    (text,) = [verdict.text for verdict in verdicts(lonely, done)]
+    (text,) = [verdict.text for verdict in verdicts(lonely, settings(), is_trained=True)]
     assert text.endswith("Try this: use fewer codes (quantizer.codes).")
-    (text,) = [verdict.text for verdict in verdicts(collapsed, done._replace(trained=False, start="uniform"))]
+    uniform = settings("quantizer.start=uniform")
+    (text,) = [verdict.text for verdict in verdicts(collapsed, uniform, is_trained=False)]
     assert "quantizer.start=kmeans" in text and "tokenizer_phase" not in text  # a cold start is never trained
-    (text,) = [verdict.text for verdict in verdicts(lonely, done._replace(reset_below=0, reset_every=0))]
+    never = settings("quantizer.reset_below=0", "quantizer.reset_every=0")
+    (text,) = [verdict.text for verdict in verdicts(lonely, never, is_trained=True)]
     assert "quantizer.reset_below=1" in text and "quantizer.reset_every=20" in text
 
 
@@ -185,7 +206,8 @@ def cold_start(x: Tensor, *, codes: int = 16) -> Tokenizer:
 def judged(tokenizer: Tokenizer, x: Tensor) -> list[Verdict]:
     stages = codebook_health(tokenizer, [FakeBatch(x)])
     steady = code_agreement(tokenizer, [FakeBatch(x)], generator=seeded())
-    return verdicts([stage.model_copy(update={"agreement": kept}) for stage, kept in zip(stages, steady, strict=True)])
+    found = [stage.model_copy(update={"agreement": kept}) for stage, kept in zip(stages, steady, strict=True)]
+    return verdicts(found, settings(), is_trained=tokenizer.is_trained)
 
 
 def test_a_healthy_tokenizer_is_called_healthy() -> None:
@@ -250,29 +272,14 @@ def test_agreement_counts_the_codes_a_shift_changes_and_leaves_padding_out() -> 
     assert kept["shift by 1"] == 9 / 12
 
 
-def test_a_dominant_code_of_flat_patches_is_explained() -> None:
-    codes = codes_of(samples=400, tokens=8, codes=63)
-    codes[:, :3] = 63
-    batch = CodeBatch(codes, flat=codes[..., 0] == 63)
-    (found,) = verdicts(health_of_codes([batch], [64]))
-    assert "38 % of all tokens; 100 % of these are patches in which nothing varies" in found.text
-
-
-def test_flat_patches_are_told_by_the_input() -> None:
-    x = torch.randn(64, 1, 8, 8, generator=seeded())
-    x[:, :, :, :4] = 0.25  # half of all patches show nothing
-    stage = codebook_health(cold_start(x, codes=4), [FakeBatch(x)])[0]
-    assert stage.top_flat is not None and stage.top_flat * stage.top_share == pytest.approx(0.5)
-
-
 def test_codes_that_are_the_label_tell_all_of_it_and_other_codes_nothing() -> None:
     label = torch.randint(4, (800,), generator=seeded())
     own = label[:, None, None].expand(-1, 6, 1)
     other = torch.randint(4, (800, 1, 1), generator=seeded(1)).expand(-1, 6, 1)  # the same in the whole sample
     batches = [
-        CodeBatch(torch.cat([own, other], -1)[at : at + 100], label=label[at : at + 100]) for at in range(0, 800, 100)
+        counted(torch.cat([own, other], -1)[at : at + 100], label=label[at : at + 100]) for at in range(0, 800, 100)
     ]
-    first, second = health_of_codes(batches, [4, 4], classes=4)
+    first, second = health(batches, [4, 4], classes=4)
     assert first.label_information == pytest.approx(math.log(4), rel=0.02)
     # Six tokens of a sample count as six but say one thing; without foreign labels taken off this would be 0.005 or so.
     assert second.label_information is not None and second.label_information < 0.01
@@ -280,29 +287,28 @@ def test_codes_that_are_the_label_tell_all_of_it_and_other_codes_nothing() -> No
 
 def test_label_information_needs_labels_and_enough_tokens() -> None:
     codes = codes_of(samples=10, tokens=4, codes=8)
-    assert health_of_codes([CodeBatch(codes)], [8], classes=4)[0].label_information is None
+    assert health([counted(codes)], [8], classes=4)[0].label_information is None
     label = torch.arange(10) % 4
-    assert health_of_codes([CodeBatch(codes, label=label)], [8], classes=4)[0].label_information is None
-    assert health_of_codes([CodeBatch(codes, label=label)], [8])[0].label_information is None
+    assert health([counted(codes, label=label)], [8], classes=4)[0].label_information is None
+    assert health([counted(codes, label=label)], [8])[0].label_information is None
 
 
-def test_tuples_and_top_codes_by_hand() -> None:
+def test_tuples_and_unused_codes_by_hand() -> None:
     codes = torch.tensor([[[0, 0], [0, 1], [0, 1], [2, 0]]])
-    first, second = health_of_codes([CodeBatch(codes)], [4, 2])
+    first, second = health([counted(codes)], [4, 2])
     assert (first.tuples, second.tuples, second.tuples_exact) == (2, 3, True)
-    assert first.top_codes[:2] == (0, 2) and first.top_shares == (0.75, 0.25, 0.0, 0.0)
     assert (first.dead, second.dead) == (2, 0)
 
 
 def test_a_book_whose_codes_all_lie_along_one_direction_is_narrow_however_many_are_used() -> None:
     codes = codes_of(samples=64, tokens=64, codes=16)
     line = torch.arange(16.0)[:, None] * torch.ones(1, 64)
-    (stage,) = health_of_codes([CodeBatch(codes)], [16], [line])
+    (stage,) = health([counted(codes)], [16], [line])
     assert (stage.usage_rate, stage.code_dimension) == (1.0, pytest.approx(1.0))
-    (verdict,) = verdicts([stage.model_copy(update={"directions": 64})], InForce(trained=False))
+    (verdict,) = verdicts([stage.model_copy(update={"directions": 64})], settings(), is_trained=False)
     assert verdict.level == "warn"
     assert "narrow: its codes fill 1.0 of 64 directions, 100 % of their variance lies along one" in verdict.text
     assert "tokenizer.whiten=0.5" in verdict.text
     round_book = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
-    (wide,) = health_of_codes([CodeBatch(codes)], [16], [round_book])
-    assert verdicts([wide.model_copy(update={"directions": 64})])[0].level == "ok"
+    (wide,) = health([counted(codes)], [16], [round_book])
+    assert verdicts([wide.model_copy(update={"directions": 64})], settings(), is_trained=False)[0].level == "ok"
