@@ -117,12 +117,21 @@ def show_results(
         if table is not None:
             terminal.print(table)
     show_verdict(run, found.results)
+    show_left_out(found.results)
     if (run / results).is_file():
         typer.echo(f"wrote {run / results}")
     where = [] if on is None else ["--on", on]
     data = [change for change in overrides if change.startswith("data.")]
     other = shlex.join(["bridle", "knn" if results.startswith("probe") else "probe", str(run), *where, *data])
     typer.echo(f"Next:  {other}   ·   {shlex.join(['bridle', 'report', str(run)])}")
+
+
+def show_left_out(results: Results) -> None:
+    """Items of the last evaluation that could not be read."""
+    scores = results.evaluations[-1].scores if results.evaluations else None
+    if scores is not None and scores.left_out:
+        first = ", ".join(scores.left_out[:3]) + (", …" if len(scores.left_out) > 3 else "")
+        typer.echo(f"{len(scores.left_out)} items cannot be read and were not scored: {first}")
 
 
 def show_verdict(run: Path, results: Results) -> None:

@@ -18,6 +18,7 @@ from bridle.config.training_schema import ProbeConfig
 from bridle.console import ProgressLine
 from bridle.data.build import is_labelled
 from bridle.data.digests import splits_digest
+from bridle.data.loading.loader import load_samples
 from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import subset_of
 from bridle.errors import DataError
@@ -71,6 +72,7 @@ class Evaluator:
         self.config, self.machine, self.results, self.progress = config, machine, results, progress
         self.strict, self.classifier = strict, classifier
         self.warned = False  # about scores on a single class
+        self.left_out: tuple[str, ...] = ()  # items that cannot be read
         self.splits = splits
         self.everything = splits.train  # codebook health covers the whole set, however few items are probed
         if config.probe.on == "validation":
@@ -209,8 +211,7 @@ class Evaluator:
 
     def score(self, collect: Collect, method: Method) -> Scores:
         """Collect features and call every scorer, the classifier of the main score first."""
-        train = collect(self.train)
-        test = None if self.test is None else collect(self.test)
+        train, test = self.collected(collect)
 
         def solve() -> dict[str, Any]:  # on rank 0, which has the features of all
             began = time.monotonic()
@@ -219,12 +220,43 @@ class Evaluator:
                 lambda what, total, done: self.collector.show_progress(what, total, done, began),
             )  # fmt: skip
             scorers: list[Scorer] = [classify(method), *self.further]
-            found = Scores()
+            found = Scores(left_out=self.left_out)
             for scorer in scorers:
                 found = found.joined(scorer(task))
             return found.model_dump()
 
         return Scores.model_validate(distributed.done_once(solve))
+
+    def collected(self, collect: Collect) -> tuple[Features, Features | None]:
+        """Features of the train and the test items, without those that cannot be read."""
+        try:
+            return collect(self.train), None if self.test is None else collect(self.test)
+        except DataError:
+            if not self.leave_out_bad():
+                raise
+            return collect(self.train), None if self.test is None else collect(self.test)
+
+    def leave_out_bad(self) -> bool:
+        """Drop the items that cannot be read from the splits; False if there are none, DataError if there are many."""
+        parts = [part for part in (self.train, self.test) if part is not None]
+        bad = distributed.done_once(lambda: [find_bad(part, self.config.data.workers) for part in parts])
+        names = [part.describe(i) for part, rows in zip(parts, bad, strict=True) for i in rows]
+        items, limit = sum(map(len, parts)), self.config.data.bad_share
+        if len(names) > limit * items:
+            raise DataError(
+                f"{len(names)} of {items} labelled items cannot be read, more than data.bad_share={limit}, the first: "
+                f"{names[0]}; `bridle data check` lists them."
+            )
+        if not names:
+            return False
+        self.progress.note(f"{len(names)} of {items} items cannot be read and are not scored: {', '.join(names[:3])}"
+                           + (" …" if len(names) > 3 else ""))  # fmt: skip
+        kept = [[i for i in range(len(part)) if i not in set(rows)] for part, rows in zip(parts, bad, strict=True)]
+        self.train = subset_of(self.train, kept[0])
+        self.test = None if self.test is None else subset_of(self.test, kept[1])
+        self.folds = None if self.folds is None else [self.folds[i] for i in kept[0]]
+        self.left_out = (*self.left_out, *names)
+        return True
 
     def pairs(self, train: Features, test: Features | None) -> Callable[[], Iterator[Pair]]:
         """Training and test items, as often as they are asked for."""
@@ -240,6 +272,13 @@ class Evaluator:
             self.warned = True
             self.progress.note(f"all {len(test.y)} items that are scored are of one class: the scores say nothing.")
         return partial(split_pairs, train, test, seed=seed)
+
+
+def find_bad(source: Source, workers: int) -> list[int]:
+    """The items of which a view cannot be read."""
+    views = Views(source)
+    samples = load_samples(views, range(len(views)), workers=workers)
+    return sorted({row // views.views for row, sample in enumerate(samples) if isinstance(sample, DataError)})
 
 
 def without_test(splits: Splits) -> Splits:

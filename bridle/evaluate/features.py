@@ -71,7 +71,8 @@ def collect_features(
     def run() -> None:
         for index, batch in enumerate(batches):
             ys.append(_labels(batch, index)[::views])
-            found = network(batch.x, batch.valid).float()
+            rows, repeat = distinct_rows(batch, views)
+            found = network(batch.x[rows], None if batch.valid is None else batch.valid[rows]).float()[repeat]
             if items is not None:
                 valid = found.new_ones(found.shape[:2], dtype=torch.bool) if batch.valid is None else batch.valid
                 found = torch.where(valid[..., None], found, 0.0)  # padding may be anything, even not finite
@@ -90,6 +91,25 @@ def collect_features(
     distributed.done_together(run)
     valid = None if items is None else _joined(real).numpy()
     return Features(_joined(xs).numpy(), _joined(ys).numpy(), None if valid is None or valid.all() else valid)
+
+
+def distinct_rows(batch: Batch, views: int) -> tuple[Tensor | slice, Tensor | slice]:
+    """Rows that the network must see, and of which of them each row of the batch is a copy.
+
+    The views of an item that fits one window are the same.
+    """
+    if views == 1:
+        return slice(None), slice(None)
+    x = batch.x.unflatten(0, (-1, views))
+    same = (x == x[:, :1]).flatten(2).all(2)  # (B/V, V), as the item's first view
+    if batch.valid is not None:
+        valid = batch.valid.unflatten(0, (-1, views))
+        same &= (valid == valid[:, :1]).all(2)
+    same[:, 0] = False
+    rows = torch.nonzero(~same.flatten()).flatten()
+    first = torch.arange(0, len(batch.x), views, device=x.device).repeat_interleave(views)
+    stands_for = torch.where(same.flatten(), first, torch.arange(len(batch.x), device=x.device))
+    return rows, torch.searchsorted(rows, stands_for)
 
 
 def _labels(batch: Batch, index: int) -> Tensor:

@@ -167,6 +167,7 @@ class Scores(Record):
     sd: Number = None  # of the main score over folds
     hits: Hits | None = None
     further: dict[str, Score] = {}  # of other scorers, by name
+    left_out: tuple[str, ...] = ()  # items that cannot be read and are not scored
 
     @property
     def main(self) -> float | None:
@@ -195,7 +196,8 @@ class Scores(Record):
         if taken := sorted(self.further.keys() & named.keys()):
             raise ValueError(f"two scorers return a score named {taken[0]!r}")
         further = {**self.further, **named}
-        return (found if isinstance(found, Scores) else self).model_copy(update={"further": further})
+        merged = found if isinstance(found, Scores) else self
+        return merged.model_copy(update={"further": further, "left_out": self.left_out})
 
 
 class StageHealth(Record):

@@ -87,6 +87,43 @@ def test_on_validation_no_test_item_is_read(evaluator_of: Callable[..., Evaluato
     assert (found.train_items, found.test_items) == (48, 12)
 
 
+class Damaged(TensorSource):
+    """Items of which some cannot be read."""
+
+    bad: tuple[int, ...] = ()
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        if index in self.bad:
+            raise DataError(f"{self.describe(index)} cannot be read.")
+        return super().load(index, generator)
+
+    def describe(self, index: int) -> str:
+        return f"item{index}"
+
+
+def test_items_that_cannot_be_read_are_left_out_counted_and_named(evaluator_of: Callable[..., Evaluator]) -> None:
+    x, labels = pictures(60)
+    train, test = Damaged(x=x, labels=labels), Damaged(x=x[:30], labels=labels[:30])
+    train.bad, test.bad = (3, 17), (5,)
+    found = probe(evaluator_of(Splits(train, test)))
+    assert (found.train_items, found.test_items) == (58, 29)
+    assert found.left_out == ("item3", "item17", "item5")
+    good = [i for i in range(60) if i not in train.bad]
+    whole = Splits(TensorSource(x=x[good], labels=[labels[i] for i in good]),
+                   TensorSource(x=torch.cat([x[:5], x[6:30]]), labels=[*labels[:5], *labels[6:30]]))  # fmt: skip
+    assert found.accuracy == probe(evaluator_of(whole)).accuracy
+    folded = probe(evaluator_of(Splits(train, None, folds=[i % 4 + 1 for i in range(60)])))
+    assert folded.test_items == 58
+
+
+def test_too_many_items_that_cannot_be_read_are_an_error(evaluator_of: Callable[..., Evaluator]) -> None:
+    x, labels = pictures(60)
+    train = Damaged(x=x, labels=labels)
+    train.bad = tuple(range(7))
+    with pytest.raises(DataError, match=r"7 of 60 labelled items cannot be read, more than data\.bad_share=0\.1"):
+        probe(evaluator_of(Splits(train, None)))
+
+
 def test_on_validation_the_last_fold_is_left_out_but_its_codes_are_still_counted(
     evaluator_of: Callable[..., Evaluator],
 ) -> None:

@@ -13,9 +13,10 @@ from bridle.config import Config
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, Loader
-from bridle.data.sources import Source
+from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, UsageError
 from bridle.evaluate.codebooks.health import code_agreement, codebook_health, with_start_norms
+from bridle.evaluate.codebooks.shift import shift_verdicts
 from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.evaluate.transfer import require_unchanged
 from bridle.machine import Machine
@@ -43,7 +44,7 @@ def examine_run(
     config = run.config(overrides)
     require_unchanged(run.config(), config, MAY_CHANGE, reason="this cannot be changed here")
     ends = ended_iterations(folder, iteration)
-    source = open_data(config).train
+    splits = open_data(config)
     machine, progress = open_machine(config.runtime, precision="fp32"), ProgressLine()
     found = []
     for path in ends.values():
@@ -54,7 +55,7 @@ def examine_run(
         except CheckpointError as error:
             progress.note(f"left out: {error}")
             continue
-        found.append(examine(loaded, require_tokenizer(tokenizer), config, source, machine, items=items))
+        found.append(examine(loaded, require_tokenizer(tokenizer), config, splits, machine, items=items))
     if not found:
         raise CheckpointError(f"{run.checkpoints}: none of the finished phases can be read.")
     header = results_header(config, folder)
@@ -74,23 +75,23 @@ def ended_iterations(folder: Path, iteration: int | None = None) -> dict[int, Pa
 
 
 def examine(
-    loaded: Loaded, tokenizer: Tokenizer, config: Config, source: Source, machine: Machine, *, items: int | None
+    loaded: Loaded, tokenizer: Tokenizer, config: Config, splits: Splits, machine: Machine, *, items: int | None
 ) -> Evaluation:
     """One entry of codebooks.json: everything that is known of each stage, and the verdicts."""
     tokenizer.to(machine.device).eval()
     (mean, std), workers = config.data.statistics, config.data.workers
-    loader = Loader(
-        source=source, seed=config.seed, phase="codebooks", batch=BATCH, mean=mean, std=std, workers=workers
-    )
-    count = min(items or len(source), len(source))
-    classes = None if source.classes is None else len(source.classes)
-    bad = set[int]()
+    source, bad = splits.train, set[int]()
 
-    def batches(samples: int) -> Iterator[Batch]:
+    def batches(samples: int, source: Source = source) -> Iterator[Batch]:
+        loader = Loader(
+            source=source, seed=config.seed, phase="codebooks", batch=BATCH, mean=mean, std=std, workers=workers
+        )
         for batch in loader.first(samples, rows=BATCH):
-            bad.update(sample.index for sample in batch.bad)
+            bad.update(sample.index for sample in batch.bad if source is splits.train)
             yield move(batch, machine.device)
 
+    count = min(items or len(source), len(source))
+    classes = None if source.classes is None else len(source.classes)
     stages = codebook_health(tokenizer, batches(count), classes=classes)
     draws = generator(config.seed, "codebooks", "noise")
     steady = code_agreement(tokenizer, batches(min(count, STEADY_ITEMS)), generator=draws)
@@ -98,11 +99,15 @@ def examine(
         stage.model_copy(update={"agreement": kept})
         for stage, kept in zip(with_start_norms(stages, loaded.state["norms_start"]), steady, strict=True)
     ]
+    judged = verdicts(stages, config, is_trained=tokenizer.is_trained)
+    if (test := splits.test) is not None:
+        seen, held_out = batches(min(count, STEADY_ITEMS)), batches(min(len(test), STEADY_ITEMS), test)
+        judged = [*judged, *shift_verdicts(tokenizer, seen, held_out)]
     return Evaluation(
         iteration=int(loaded.state["iteration"]),
         checkpoint=loaded.path.name,
         samples=count,
         unusable=len(bad),
         codebooks=tuple(stages),
-        verdicts=tuple(verdicts(stages, config, is_trained=tokenizer.is_trained)),
+        verdicts=tuple(judged),
     )

@@ -276,6 +276,19 @@ def test_the_features_of_an_item_are_the_mean_over_its_views() -> None:
     assert found.x.tolist() == [[2.0], [15.0], [5.0]] and found.y.tolist() == [0, 1, 2]
 
 
+def test_views_that_are_the_same_go_through_the_network_once() -> None:
+    x = torch.tensor([[1.0], [3.0], [1.0], [4.0], [4.0], [4.0], [5.0], [6.0], [6.0]])  # three items of three views
+    rows: list[list[float]] = []
+
+    def network(x: Tensor, valid: Tensor | None) -> Tensor:
+        rows.append(x.flatten().tolist())
+        return 10 * x
+
+    found = collect_features([FakeBatch(x, torch.arange(9) // 3)], network, views=3)
+    assert rows == [[1.0, 3.0, 4.0, 5.0, 6.0, 6.0]]  # only copies of the first view are left out
+    assert found.x.flatten().tolist() == pytest.approx([50 / 3, 40.0, 170 / 3])
+
+
 def test_an_item_has_the_tokens_of_all_its_views_and_padding_is_kept_apart() -> None:
     x = torch.arange(8.0).reshape(4, 2, 1)  # two items of two views of two tokens
     x[1, 1] = float("nan")
