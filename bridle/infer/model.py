@@ -209,12 +209,7 @@ class Model:
 
     @torch.no_grad()
     def decode_to_input(
-        self,
-        codes: ArrayLike,
-        *,
-        valid: ArrayLike | None = None,
-        stages: int | None = None,
-        batch: int = ARRAY_BATCH,
+        self, codes: ArrayLike, *, valid: ArrayLike | None = None, stages: int | None = None, batch: int = ARRAY_BATCH
     ) -> Tensor:
         """Inputs (B, C, *input) in the data's own units, rebuilt from codes (B, T, m) by the run's detokenizer.
 

@@ -20,7 +20,7 @@ import json
 import math
 import shutil
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -186,7 +186,7 @@ class PartsFolder:
     def prepare(self, *, ranks: int, overwrite: bool) -> int:
         """Begin or continue the job; returns the items of a chunk. Called by one process for all."""
         stored, index = self.state / "job.json", self.folder / INDEX
-        if overwrite and (index.exists() or (stored.exists() and self._misfit() is not None)):
+        if overwrite and (index.exists() or (stored.exists() and self._misfit(self._firsts()) is not None)):
             self._clear()
         if index.exists():
             raise UsageError(
@@ -196,7 +196,7 @@ class PartsFolder:
             if any(path.name not in (JOB, QUARANTINE) for path in self.folder.iterdir()):
                 raise UsageError(f"{quoted(self.folder)} holds something else; give another --out, or remove it.")
             write_json(stored, self.job.model_copy(update={"chunk": self._chunk(ranks)}).model_dump(mode="json"))
-        elif (changed := self._changed_settings()) is not None:
+        elif (changed := self._misfit()) is not None:
             raise UsageError(changed)
         return read_record(stored, Job).chunk
 
@@ -206,27 +206,21 @@ class PartsFolder:
         share = math.ceil(len(self.items) / (ranks * CHUNKS_PER_RANK)) if ranks > 1 else LONGEST_CHUNK
         return min(max(share, 1), LONGEST_CHUNK)
 
-    def _misfit(self) -> str | None:
-        """Why the unfinished job cannot be continued."""
-        return self._changed_settings() or next(filter(None, map(self._changed_item, self._firsts())), None)
-
-    def _changed_settings(self) -> str | None:
-        changed = self.job.differences(read_record(self.state / "job.json", Job))
-        if not changed:
-            return None
-        what = "files" if "names" in changed else changed[0]
-        return (
-            f"{quoted(self.folder)} holds an unfinished job with another {what}; run that command again to finish it, "
-            "or give --overwrite to start over."
-        )
-
-    def _changed_item(self, first: int) -> str | None:
-        for number, (entry, _) in enumerate(read_ledger(self._staged(first) / LEDGER), start=first):
-            if self.items[number].stamp() != entry.stamp:
-                return (
-                    f"{quoted(self.folder)} holds an unfinished job, but {quoted(entry.name)} has changed since; give "
-                    "--overwrite to start over."
-                )
+    def _misfit(self, firsts: Iterable[int] = ()) -> str | None:
+        """Why the unfinished job cannot be continued: its settings, or files of the parts `firsts`, are others now."""
+        if changed := self.job.differences(read_record(self.state / "job.json", Job)):
+            what = "files" if "names" in changed else changed[0]
+            return (
+                f"{quoted(self.folder)} holds an unfinished job with another {what}; run that command again to finish "
+                "it, or give --overwrite to start over."
+            )
+        for first in firsts:
+            for number, (entry, _) in enumerate(read_ledger(self._staged(first) / LEDGER), start=first):
+                if self.items[number].stamp() != entry.stamp:
+                    return (
+                        f"{quoted(self.folder)} holds an unfinished job, but {quoted(entry.name)} has changed since; "
+                        "give --overwrite to start over."
+                    )
         return None
 
     def _clear(self) -> None:
@@ -250,7 +244,7 @@ class PartsFolder:
     def _resume_chunk(self, first: int, stop: int) -> int:
         """The first item of a chunk that is not done; a part that only lacks its note is published."""
         while first < stop and self._staged(first).exists():
-            if (changed := self._changed_item(first)) is not None:
+            if (changed := self._misfit([first])) is not None:
                 raise UsageError(changed)
             note = self._note(first)
             if note is None:

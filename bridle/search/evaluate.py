@@ -72,10 +72,9 @@ def write_scores(index: Index, measured: Sequence[SearchScores]) -> Path:
 
 def label_matrix(labels: Sequence[tuple[str, ...]]) -> NDArray[np.float32]:
     """(N, K): 1 where a file has a label."""
-    names = {name: k for k, name in enumerate(dict.fromkeys(name for own in labels for name in own))}
-    matrix = np.zeros((len(labels), max(1, len(names))), dtype=np.float32)
-    for n, own in enumerate(labels):
-        matrix[n, [names[name] for name in own]] = 1.0
+    from sklearn.preprocessing import MultiLabelBinarizer
+
+    matrix: NDArray[np.float32] = MultiLabelBinarizer().fit_transform(labels).astype(np.float32)
     return matrix
 
 

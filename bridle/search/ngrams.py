@@ -49,7 +49,8 @@ class Grams(NamedTuple):
         known = self.terms[np.minimum(found, len(self.terms) - 1)] == query.ids
         unseen = np.log(1.0 + files) + 1.0  # idf of a term with df = 0
         idf = np.where(known, self.idf[np.minimum(found, len(self.terms) - 1)], unseen)
-        weights = _length_one((1.0 + np.log(query.counts)) * idf)
+        weights = (1.0 + np.log(query.counts)) * idf
+        weights /= max(float(np.linalg.norm(weights)), 1e-12)
         scores = np.zeros(files)
         for term, weight in zip(found[known].tolist(), weights[known].tolist(), strict=True):
             listed = slice(self.ends[term], self.ends[term + 1])
@@ -112,7 +113,3 @@ def weigh(files: Iterable[Terms]) -> Grams:
     order = np.argsort(which, kind="stable")
     ends = np.concatenate([[0], np.cumsum(df)]).astype(np.int64)
     return Grams(terms, idf, ends, docs[order], weights[order].astype(np.float32))
-
-
-def _length_one(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    return weights / max(float(np.linalg.norm(weights)), 1e-12)
