@@ -139,15 +139,42 @@ class SpanReader(Reader, Protocol):
         ...
 
 
-class Views:
+@runtime_checkable
+class Blending(Protocol):
+    """A source that can mix two of its items itself, before it turns them into features."""
+
+    def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
+        """share·item + (1 − share)·other item, augmented; the labels' shares alike."""
+        ...
+
+
+class SourceView:
+    """Base of sources that show another one; unless a subclass says otherwise, all of its samples in its order."""
+
+    def __init__(self, source: Source) -> None:
+        self.source, self.classes = source, source.classes
+        self.labels: Labels | None = source.labels
+        self.views = source.views if isinstance(source, Viewed) else 1
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def load(self, index: int, generator: torch.Generator | None) -> Sample:
+        return self.source.load(index, generator)
+
+    def load_view(self, index: int, view: int) -> Sample:
+        return self.source.load_view(index, view) if isinstance(self.source, Viewed) else self.source.load(index, None)
+
+    def describe(self, index: int) -> str:
+        return self.source.describe(index)
+
+
+class Views(SourceView):
     """Every view of every sample of a source, as samples of their own: sample i, view v is number i·views + v."""
 
     def __init__(self, source: Source) -> None:
-        self.source = source
-        self.views = source.views if isinstance(source, Viewed) else 1
-        self.classes = source.classes
-        labels = source.labels
-        self.labels: Labels | None = None if labels is None else [y for y in labels for _ in range(self.views)]
+        super().__init__(source)
+        self.labels = None if source.labels is None else [y for y in source.labels for _ in range(self.views)]
 
     def __len__(self) -> int:
         return len(self.source) * self.views
@@ -155,9 +182,7 @@ class Views:
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is not None:
             raise DataError("views are for evaluation and are not augmented.")
-        if isinstance(self.source, Viewed):
-            return self.source.load_view(*divmod(index, self.views))
-        return self.source.load(index, None)
+        return self.load_view(*divmod(index, self.views))
 
     def describe(self, index: int) -> str:
         return self.source.describe(index // self.views)

@@ -6,32 +6,28 @@ from collections.abc import Sequence
 
 import torch
 
-from bridle.data.loading.mixing import Blending
-from bridle.data.sources import Labels, Sample, Source, Viewed
+from bridle.data.sources import Blending, Sample, Source, SourceView
 
 
-class Subset:
+class Subset(SourceView):
     """The samples of a source at `indices`, in that order."""
 
     def __init__(self, source: Source, indices: Sequence[int]) -> None:
-        self.source, self.indices = source, indices
-        self.classes = source.classes
-        self.labels: Labels | None = None if source.labels is None else [source.labels[i] for i in indices]
-        self.views = source.views if isinstance(source, Viewed) else 1
+        super().__init__(source)
+        self.indices = indices
+        self.labels = None if source.labels is None else [source.labels[i] for i in indices]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
-        return self.source.load(self.indices[index], generator)
+        return super().load(self.indices[index], generator)
 
     def load_view(self, index: int, view: int) -> Sample:
-        if isinstance(self.source, Viewed):
-            return self.source.load_view(self.indices[index], view)
-        return self.source.load(self.indices[index], None)
+        return super().load_view(self.indices[index], view)
 
     def describe(self, index: int) -> str:
-        return self.source.describe(self.indices[index])
+        return super().describe(self.indices[index])
 
 
 class BlendingSubset(Subset):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from bridle.data.arrays.memory import TensorSource
-from bridle.data.loading.mixing import Blending
-from bridle.data.sources import Sample, Viewed, Views
+from bridle.data.sources import Blending, Sample, Viewed, Views
 from bridle.data.subset import subset_of
 
 PLAIN = TensorSource(x=torch.arange(6.0).reshape(6, 1, 1), labels=[0, 1, 2, 0, 1, 2], classes=["a", "b", "c"], name="s")

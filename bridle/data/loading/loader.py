@@ -10,6 +10,7 @@ Shapes: x (B, C, *input) float32, normalised per channel as (x − mean) / std; 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
@@ -64,26 +65,20 @@ class SampleOrder(Protocol):
     def at(self, positions: ArrayLike) -> NDArray[np.int64]: ...
 
 
+@dataclass(frozen=True, kw_only=True)
 class BatchMaker:
     """Turns draws into batches; a pure function that workers hold a copy of.
 
     A sample that cannot be used is replaced by another one that only the seed decides; with `strict` it raises.
     """
 
-    def __init__(
-        self,
-        *,
-        source: Source,
-        seed: int,
-        phase: str,
-        mean: Tensor,
-        std: Tensor,
-        order: SampleOrder | None,
-        strict: bool,
-    ) -> None:
-        self.source, self.seed, self.phase = source, seed, phase
-        self.mean, self.std = mean, std
-        self.order, self.strict = order, strict
+    source: Source
+    seed: int
+    phase: str
+    mean: Tensor
+    std: Tensor
+    order: SampleOrder | None
+    strict: bool
 
     def __call__(self, draw: Draw) -> Batch:
         positions = list(draw.positions)
@@ -104,7 +99,11 @@ class BatchMaker:
                     bad.setdefault(index, BadSample(index, self.source.describe(index), str(error)))
                 index = mix(self.seed, "replace", index, attempt) % len(self.source)
             else:
-                raise too_many_bad(next(reversed(bad.values())))
+                last = next(reversed(bad.values()))
+                raise DataError(
+                    f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
+                    "Mend or remove such files, or point data.root elsewhere."
+                )
             samples.append(sample)
             shown.append(index)
         x = torch.stack([sample.x for sample in samples])  # (B, C, *input)
@@ -116,13 +115,6 @@ class BatchMaker:
             bad=tuple(bad.values()),
             rows=draw.rows,
         )
-
-
-def too_many_bad(last: BadSample) -> DataError:
-    return DataError(
-        f"too many bad samples: {ATTEMPTS} draws in a row cannot be used, the last one: {last.reason} "
-        "Mend or remove such files, or point data.root elsewhere."
-    )
 
 
 class Loader:
@@ -193,9 +185,7 @@ class Loader:
         The samples are cut into batches before they are shared out, whole batches to each rank, so that the network
         sees the same batches at every world size; ranks in order, their rows joined, are the samples in order.
         """
-        batches = cuts(0, min(count, len(self.source)), rows)
-        begin, end = (len(batches) * r // self.world_size for r in (self.rank, self.rank + 1))
-        draws = [Draw(0, range(cut.start, cut.stop), cut, False) for cut in batches[begin:end]]
+        draws = whole_batches(min(count, len(self.source)), rows, rank=self.rank, world_size=self.world_size)
         yield from made(self.maker, draws, workers=self.workers, pin_memory=self.pin_memory)
 
 
@@ -216,10 +206,15 @@ def sequential(
     """
     means, stds = moments_tensors(mean, std)
     maker = BatchMaker(source=source, seed=0, phase="sequential", mean=means, std=stds, order=None, strict=True)
-    every = cuts(0, len(source), batch)
-    begin, end = (len(every) * r // world_size for r in (rank, rank + 1))
-    draws = (Draw(0, range(cut.start, cut.stop), cut, False) for cut in every[begin:end])
+    draws = whole_batches(len(source), batch, rank=rank, world_size=world_size)
     yield from made(maker, draws, workers=workers, pin_memory=pin_memory)
+
+
+def whole_batches(count: int, size: int, *, rank: int, world_size: int) -> list[Draw]:
+    """The un-augmented batches of the first `count` positions that a rank gets."""
+    every = cuts(0, count, size)
+    begin, end = (len(every) * r // world_size for r in (rank, rank + 1))
+    return [Draw(0, range(cut.start, cut.stop), cut, False) for cut in every[begin:end]]
 
 
 def made(maker: BatchMaker, draws: Iterable[Draw], *, workers: int, pin_memory: bool) -> Generator[Batch, None, None]:

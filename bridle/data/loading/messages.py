@@ -1,12 +1,13 @@
 """What a worker sends back: one JSON text and raw arrays. Nothing is unpickled, because a file may have taken it over.
 
     value      None, bool, int, float, str         as in JSON
-               list, tuple, slice, Path             {"list": […]}, {"tuple": […]}, {"slice": […]}, {"path": …}
+               list, tuple, slice                   {"list": […]}, {"tuple": […]}, {"slice": […]}
                errors                               {"error": [class, text]}, {"oserror": [number, text, file]}
-               tensors and numpy arrays             {"tensor": [dtype, shape]}, {"array": [dtype, shape]}
+               tensors                              {"tensor": [dtype, shape]}
                NamedTuples                          {"record": [name, *fields]}, of classes that the receiver names
 
-Arrays lie in memory that both processes see, one after the other, or follow the JSON through the connection.
+Contents of tensors lie in memory that both processes see, one after the other, or follow the JSON through the
+connection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import mmap
 from collections.abc import Callable, Sequence
 from math import prod
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,18 +28,17 @@ from torch import Tensor
 from bridle import errors
 from bridle.errors import BridleError
 
-LARGEST = 2**31 - 2  # bytes of one array
+LARGEST = 2**31 - 2  # bytes of one tensor
 LONGEST = 2**28  # bytes of the JSON
 DTYPES = ("float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool")
 MALFORMED = (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError)  # of a message
 
 Record = type[tuple[Any, ...]]  # a NamedTuple class
-Array = NDArray[Any]
 
 
 def send(connection: Connection, number: int, value: Any, buffer: mmap.mmap | None, *, failed: bool = False) -> None:
-    """Send result `number`, its arrays through `buffer` where they fit. TypeError if it cannot be sent."""
-    arrays: list[Array] = []
+    """Send result `number`, its tensors through `buffer` where they fit. TypeError if it cannot be sent."""
+    arrays: list[NDArray[Any]] = []
     packed = pack(value, arrays)
     contents = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
     shared = buffer is not None and sum(map(len, contents)) <= len(buffer)
@@ -54,6 +53,29 @@ def send(connection: Connection, number: int, value: Any, buffer: mmap.mmap | No
         connection.send_bytes(content)
 
 
+def pack(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    """`value` as JSON can hold it; the content of tensors is added to `arrays`."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case Tensor():
+            arrays.append(np.ascontiguousarray(value.detach().numpy()))
+            return {"tensor": [arrays[-1].dtype.name, list(value.shape)]}
+        case Exception():
+            if isinstance(value, OSError) and value.errno is not None:
+                packed = {"oserror": [value.errno, value.strerror, value.filename and str(value.filename)]}
+            else:
+                packed = {"error": [type(value).__name__, str(value)]}
+            return packed
+        case tuple() if hasattr(value, "_fields"):
+            return {"record": [type(value).__name__, *(pack(field, arrays) for field in value)]}
+        case list() | tuple():
+            return {type(value).__name__: [pack(part, arrays) for part in value]}
+        case slice():
+            return {"slice": [value.start, value.stop, value.step]}
+    raise TypeError(f"a worker cannot send back {type(value).__name__}")
+
+
 def receive(
     connection: Connection, buffers: dict[int, mmap.mmap | None], records: Sequence[Record], *, pin_memory: bool
 ) -> tuple[int, bool, Any]:
@@ -62,93 +84,53 @@ def receive(
     Raises one of MALFORMED for what `send` would not send, EOFError or OSError if the sender is gone.
     """
     number, failed, shared, packed = json.loads(connection.recv_bytes(LONGEST))
-    buffer = buffers[number]
-    if shared and buffer is not None:
+    due = buffers[number]
+    buffer = due if shared else None
+    if buffer is not None:
         buffer.seek(0)
     known = {record.__name__: record for record in records}
-    unpacker = Unpacker(connection, buffer if shared else None, known, pin_memory=pin_memory)
-    value = unpacker.value(packed)
+
+    def tensor(dtype: str, shape: Sequence[int]) -> Tensor:
+        read = torch.from_numpy(read_array(connection, buffer, dtype, shape))
+        return read.pin_memory() if pin_memory else read
+
+    make: dict[str, Callable[..., Any]] = {
+        "list": lambda *parts: list(map(unpack, parts)),
+        "tuple": lambda *parts: tuple(map(unpack, parts)),
+        "record": lambda name, *fields: known[name](*map(unpack, fields)),
+        "tensor": tensor,
+        "slice": slice,
+        "oserror": OSError,
+        "error": error_of,
+    }
+
+    def unpack(packed: Any) -> Any:
+        if not isinstance(packed, dict):
+            return packed
+        ((kind, content),) = packed.items()
+        return make[kind](*content)
+
+    value = unpack(packed)
     if failed and not isinstance(value, Exception):
         raise ValueError("a failure without an error")
     return number, bool(failed), value
 
 
-def pack(value: Any, arrays: list[Array]) -> Any:
-    """`value` as JSON can hold it; the content of tensors and arrays is added to `arrays`."""
-    packed: Any
-    match value:
-        case None | bool() | int() | float() | str():
-            packed = value.item() if isinstance(value, np.generic) else value
-        case np.generic():
-            packed = value.item()
-        case Tensor() | np.ndarray():
-            kind, plain = ("tensor", value.detach().numpy()) if isinstance(value, Tensor) else ("array", value)
-            arrays.append(np.ascontiguousarray(plain))
-            packed = {kind: [plain.dtype.name, list(plain.shape)]}
-        case OSError(errno=int()):
-            packed = {"oserror": [value.errno, value.strerror, value.filename and str(value.filename)]}
-        case Exception():
-            packed = {"error": [type(value).__name__, str(value)]}
-        case tuple() if hasattr(value, "_fields"):
-            packed = {"record": [type(value).__name__, *(pack(field, arrays) for field in value)]}
-        case list() | tuple():
-            packed = {type(value).__name__: [pack(part, arrays) for part in value]}
-        case slice():
-            packed = {"slice": [value.start, value.stop, value.step]}
-        case Path():
-            packed = {"path": str(value)}
-        case _:
-            raise TypeError(f"a worker cannot send back {type(value).__name__}")
-    return packed
-
-
-class Unpacker:
-    """Rebuilds a value from its JSON, reading its arrays in the order they were sent."""
-
-    def __init__(
-        self, connection: Connection, buffer: mmap.mmap | None, records: dict[str, Record], *, pin_memory: bool
-    ) -> None:
-        self.connection, self.buffer, self.records, self.pin_memory = connection, buffer, records, pin_memory
-
-    def value(self, packed: Any) -> Any:
-        if not isinstance(packed, dict):
-            return packed
-        ((kind, content),) = packed.items()
-        if kind == "record":
-            return self.records[content[0]](*map(self.value, content[1:]))
-        if kind in ("list", "tuple"):
-            return (list if kind == "list" else tuple)(map(self.value, content))
-        if kind == "path":
-            return Path(content)
-        make: dict[str, Callable[..., Any]] = {
-            "tensor": self.tensor,
-            "array": self.array,
-            "slice": slice,
-            "oserror": OSError,
-            "error": error_of,
-        }
-        return make[kind](*content)
-
-    def tensor(self, dtype: str, shape: Sequence[int]) -> Tensor:
-        tensor = torch.from_numpy(self.array(dtype, shape))
-        return tensor.pin_memory() if self.pin_memory else tensor
-
-    def array(self, dtype: str, shape: Sequence[int]) -> Array:
-        """The next array, copied into memory of its own."""
-        if dtype not in DTYPES or min(shape, default=0) < 0 or prod(shape) * np.dtype(dtype).itemsize > LARGEST:
-            raise ValueError(f"an array of {dtype}, shape {shape}")
-        array = np.empty(shape, dtype)
-        if array.size == 0:
-            return array
-        content = array.reshape(-1).view(np.uint8)
-        if self.buffer is None:
-            if self.connection.recv_bytes_into(content.data) != content.size:
-                raise ValueError("an array is shorter than it should be")
-            return array
-        at = self.buffer.tell()
-        content[:] = np.frombuffer(self.buffer, np.uint8, content.size, at)
-        self.buffer.seek(at + content.size)
+def read_array(connection: Connection, buffer: mmap.mmap | None, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """The next array, copied into memory of its own: from where `buffer` stands or, without one, the connection."""
+    if dtype not in DTYPES or min(shape, default=0) < 0 or prod(shape) * np.dtype(dtype).itemsize > LARGEST:
+        raise ValueError(f"an array of {dtype}, shape {shape}")
+    array = np.empty(shape, dtype)
+    content = array.reshape(-1).view(np.uint8)
+    if content.size == 0:
         return array
+    if buffer is None:
+        if connection.recv_bytes_into(content.data) != content.size:
+            raise ValueError("an array is shorter than it should be")
+        return array
+    content[:] = np.frombuffer(buffer, np.uint8, content.size, buffer.tell())
+    buffer.seek(content.size, 1)
+    return array
 
 
 def error_of(name: str, text: str) -> Exception:

@@ -7,14 +7,13 @@ Shapes: x (C, *input); label shares (K,); valid (T,).
     cutmix   a box of x₂ in x₁               y = λ'·y₁ + (1 − λ')·y₂,  1 − λ' the box's true share of the area
 
 The box lies wholly inside the last two axes (the only one of a 1-D signal); its sides are √(1 − λ) of theirs, in whole
-steps. A token is real where it is real in either sample.
+steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +21,8 @@ from torch import Tensor
 from bridle.config.schema import AugmentConfig
 from bridle.data.loading.augment import draw_share
 from bridle.data.loading.loader import load_checked
-from bridle.data.sources import Labels, Sample, Source, Viewed, class_shares
+from bridle.data.sources import Blending, Sample, Source, SourceView, class_shares
 from bridle.errors import DataError, UsageError
-
-
-@runtime_checkable
-class Blending(Protocol):
-    """A source that can mix two of its items itself, before it turns them into features."""
-
-    def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
-        """share·item + (1 − share)·other item, augmented; the labels' shares alike."""
-        ...
 
 
 class Plan(NamedTuple):
@@ -48,35 +38,15 @@ def mixed(source: Source, augment: AugmentConfig) -> Source:
     return Mixed(source, augment) if augment.enabled and (augment.mixup or augment.cutmix) else source
 
 
-class Mixed:
+class Mixed(SourceView):
     """A source whose augmented samples are mixed with a random other one; without a generator nothing is mixed.
 
     A partner that cannot be read leaves the sample unmixed: the partner is reported when its own turn comes.
     """
 
     def __init__(self, source: Source, augment: AugmentConfig) -> None:
-        self.source, self.augment = source, augment
-
-    @property
-    def classes(self) -> Sequence[str] | None:
-        return self.source.classes
-
-    @property
-    def labels(self) -> Labels | None:
-        return self.source.labels
-
-    @property
-    def views(self) -> int:
-        return self.source.views if isinstance(self.source, Viewed) else 1
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def describe(self, index: int) -> str:
-        return self.source.describe(index)
-
-    def load_view(self, index: int, view: int) -> Sample:
-        return self.source.load_view(index, view) if isinstance(self.source, Viewed) else self.source.load(index, None)
+        super().__init__(source)
+        self.augment = augment
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         plan = None if generator is None else self._plan(generator)
@@ -111,26 +81,23 @@ class Mixed:
             x, share = paste_box(sample.x, partner.x, share=plan.share, generator=generator)
         else:
             x, share = torch.lerp(partner.x, sample.x, plan.share), plan.share
-        return Sample(x, self._mix_labels(sample, partner, share), either_valid(sample.valid, partner.valid))
-
-    def _mix_labels(self, sample: Sample, partner: Sample, share: float) -> Tensor | None:
-        """(K,) shares of all classes, or None where a sample has no label."""
+        # .
+        valid = None if sample.valid is None or partner.valid is None else sample.valid | partner.valid
         if sample.label is None or partner.label is None:
-            return None
-        own, other = (
-            y if isinstance(y, Tensor) else class_shares([y], self._class_count())
-            for y in (sample.label, partner.label)
-        )
-        return share * own + (1 - share) * other
+            return Sample(x, None, valid)
+        own, other = map(self._shares, (sample.label, partner.label))
+        return Sample(x, share * own + (1 - share) * other, valid)
 
-    def _class_count(self) -> int:
-        """K."""
+    def _shares(self, label: int | Tensor) -> Tensor:
+        """(K,) shares of all classes."""
+        if isinstance(label, Tensor):
+            return label
         if self.classes is None:
             raise UsageError(
                 "mixup and cutmix need the number of classes: give the dataset a list `classes`, "
                 "or set mixup and cutmix to 0."
             )
-        return len(self.classes)
+        return class_shares([label], len(self.classes))
 
 
 class Pasted(NamedTuple):
@@ -150,8 +117,3 @@ def paste_box(x: Tensor, other: Tensor, *, share: float, generator: torch.Genera
     pasted = x.clone()
     pasted[where] = other[where]
     return Pasted(pasted, 1 - prod(box) / prod(sides))
-
-
-def either_valid(own: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """(T,) True where a token is real in either sample; None: all are."""
-    return None if own is None or other is None else own | other

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import mmap
 from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,8 +30,7 @@ def journey(value: Any, *, room: int | None = None, failed: bool = False) -> Any
 
 
 VALUES = (
-    *(None, True, 3, -0.1, "ä\udcff", [1, (2, None)], (), slice(2, 5), Path("a/b"), Pair(1, Pair("x", [2]))),
-    *(2**80, float("inf"), np.int64(3), np.float32(0.5)),
+    *(None, True, 3, -0.1, "ä\udcff", [1, (2, None)], (), slice(2, 5), Pair(1, Pair("x", [2])), 2**80, float("inf")),
 )
 
 
@@ -41,7 +38,7 @@ VALUES = (
 def test_values_arrive_as_they_were(value: Any) -> None:
     came = journey(value)
     assert came == value
-    assert type(came) is type(value.item() if isinstance(value, np.generic) else value)
+    assert type(came) is type(value)
 
 
 @pytest.mark.parametrize("room", [None, 4096, 8192])
@@ -53,10 +50,8 @@ def test_arrays_arrive_through_shared_memory_or_the_connection(room: int | None)
         torch.rand(1000, dtype=torch.float64),  # 8,000 bytes: does not fit into 4,096
         torch.tensor([True, False]),
     ]
-    came = journey([*sent, np.arange(4, dtype=np.uint8)], room=room)
-    for one, other in zip(sent, came, strict=False):
+    for one, other in zip(sent, journey(sent, room=room), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
-    assert came[-1].dtype == np.uint8 and came[-1].tolist() == [0, 1, 2, 3]
 
 
 def test_an_array_that_arrived_does_not_change_with_shared_memory() -> None:
@@ -96,11 +91,11 @@ MESSAGES = {
     "an unknown record": [7, False, False, {"record": ["Popen", ["ls"]]}],
     "a record of other length": [7, False, False, {"record": ["Pair", 1]}],
     "an unknown kind": [7, False, False, {"eval": ["1"]}],
-    "two kinds": [7, False, False, {"path": "a", "list": []}],
-    "objects": [7, False, True, {"array": ["object", [2]]}],
-    "a negative size": [7, False, True, {"array": ["uint8", [-1]]}],
-    "a huge array": [7, False, True, {"array": ["uint8", [2**40]]}],
-    "more than there is room for": [7, False, True, {"array": ["uint8", [5000]]}],
+    "two kinds": [7, False, False, {"tuple": [], "list": []}],
+    "objects": [7, False, True, {"tensor": ["object", [2]]}],
+    "a negative size": [7, False, True, {"tensor": ["uint8", [-1]]}],
+    "a huge array": [7, False, True, {"tensor": ["uint8", [2**40]]}],
+    "more than there is room for": [7, False, True, {"tensor": ["uint8", [5000]]}],
     "a failure without an error": [7, True, False, 3],
 }
 

@@ -12,7 +12,7 @@ from scipy import stats
 from bridle.config.schema import AugmentConfig
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.loading.loader import Loader
-from bridle.data.loading.mixing import Mixed, draw_share, either_valid, paste_box
+from bridle.data.loading.mixing import Mixed, draw_share, paste_box
 from bridle.data.sources import Sample, Viewed, class_shares
 from bridle.errors import DataError, UsageError
 from bridle.seeding import generator
@@ -145,10 +145,8 @@ def test_without_a_generator_a_sample_is_itself() -> None:
 
 
 def test_a_token_is_real_where_it_is_real_in_either() -> None:
-    short, long = torch.tensor([True, False, False]), torch.tensor([True, True, False])
-    assert either_valid(short, long).tolist() == [True, True, False]  # type: ignore[union-attr]
-    assert either_valid(short, None) is None
-    assert either_valid(None, None) is None
+    whole = TensorSource(x=torch.rand(4, 1, 8, 6), labels=[0, 1, 2, 3], classes="abcd")
+    assert Mixed(whole, mixup()).load(1, generator("valid")).valid is None
     for draw in range(20):
         mixed = Mixed(Flat(), mixup()).load(1, generator("valid", draw))
         assert isinstance(mixed.label, torch.Tensor)
