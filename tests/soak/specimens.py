@@ -20,7 +20,7 @@ from bridle.config import load_config
 from bridle.data.arrays.decode import as_channels, read_array
 from bridle.data.audio.decode import read_waveform
 from bridle.data.build import open_data
-from bridle.data.image.source import read_image
+from bridle.data.image.source import ImageReader
 from bridle.data.listing.audioset import CLASSES, find_audioset
 from bridle.data.listing.manifest import read_manifest
 from bridle.data.listing.table import DataListing
@@ -68,7 +68,7 @@ def picture(ending: str) -> Specimen:
     pixels = noise().integers(0, 255, (24, 24, 3)).astype(np.uint8)
     return Specimen(
         lambda folder: Image.fromarray(pixels).save(folder / f"file.{ending}"),
-        lambda folder: read_image(folder / f"file.{ending}", channels=3, size=(8, 8)),
+        lambda folder: list(ImageReader(geometry=Geometry(3, (8, 8), (4, 4))).windows(folder / f"file.{ending}")),
     )
 
 

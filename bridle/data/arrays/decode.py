@@ -15,7 +15,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.data.loading.watchdog import watched
+from bridle.data.loading.watchdog import decoding
 from bridle.data.shards.tar_member import Location, TarMember, open_regular
 from bridle.errors import DataError, quoted
 
@@ -37,13 +37,8 @@ ParseSignal = Callable[[IO[bytes]], Signal | NDArray[np.generic]]  # what a plug
 def read_array(path: Location) -> Signal:
     """The array of a .npy file, mapped from disk and not read, or of a .npz file; DataError if there is none."""
     kind = path.suffix.lower()
-    try:
-        with watched(path):
-            return read_npz(path) if kind == ".npz" else Signal(read_npy(path))
-    except DataError:
-        raise
-    except Exception as error:  # a damaged header fails in many ways
-        raise unreadable(path, f"a {kind or '.npy'} array", error) from error
+    with decoding(path, f"a {kind or '.npy'} array"):
+        return read_npz(path) if kind == ".npz" else Signal(read_npy(path))
 
 
 def read_npy(path: Location) -> NDArray[np.generic]:
@@ -71,20 +66,9 @@ def read_npz(path: Location) -> Signal:
 
 def read_parsed(path: Location, *, parse: ParseSignal, kind: str) -> Signal:
     """The signal that `parse` makes of an opened file; whatever it raises becomes a DataError."""
-    try:
-        with watched(path), open_regular(path) as file:
-            found = parse(io.BufferedReader(file))
-    except DataError:
-        raise
-    except Exception as error:  # somebody else's code
-        raise unreadable(path, f"a file of the kind {kind}", error) from error
+    with decoding(path, f"a file of the kind {kind}"), open_regular(path) as file:
+        found = parse(io.BufferedReader(file))
     return found if isinstance(found, Signal) else Signal(np.asarray(found))
-
-
-def unreadable(path: Location, what: str, error: Exception) -> DataError:
-    """The error about a file that could not be read."""
-    why = error.strerror if isinstance(error, OSError) and error.strerror else quoted(error)
-    return DataError(f"{quoted(path)} cannot be read as {what}: {why}.")
 
 
 def as_channels(signal: NDArray[np.generic], path: Location, *, channels: int) -> NDArray[np.generic]:

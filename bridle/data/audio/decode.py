@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bridle.data.loading.watchdog import renew, watched
+from bridle.data.loading.watchdog import decoding, renew
 from bridle.data.shards.tar_member import Location, TarMemberFile, open_regular
 from bridle.errors import DataError, quoted
 
@@ -174,15 +174,10 @@ def open_resampler(source: int, target: int) -> Any:
 @contextmanager
 def open_track(path: Location) -> Iterator[Track]:
     """The sound of a file, open for reading inside the block; whatever its decoder dislikes becomes a DataError."""
-    try:
-        with watched(path), open_regular(path) as file, opened(file, path) as track:
-            if not RATES[0] <= track.rate <= RATES[1]:
-                raise DataError(f"{quoted(path)} says its sample rate is {track.rate} Hz, which is not believable.")
-            yield track
-    except DataError:
-        raise
-    except Exception as error:  # decoders meet damaged files with errors of every type
-        raise DataError(f"{quoted(path)} cannot be read as sound: {reason(error)}.") from error
+    with decoding(path, "sound"), open_regular(path) as file, opened(file, path) as track:
+        if not RATES[0] <= track.rate <= RATES[1]:
+            raise DataError(f"{quoted(path)} says its sample rate is {track.rate} Hz, which is not believable.")
+        yield track
 
 
 @contextmanager
@@ -320,13 +315,3 @@ def read_mp3_head(file: FileIO | TarMemberFile) -> Mp3Head:
 
 def shortest(length: int, limit: int | None) -> int:
     return length if limit is None else min(length, limit)
-
-
-def reason(error: Exception) -> str:
-    """One line for a decoder's error."""
-    if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        return error.strerror
-    text = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
-    if "Format not recognised" in str(text) or "Invalid data" in str(text):
-        return "its content is not a sound format, or damaged"
-    return f"{type(error).__name__}: {quoted(text)}"

@@ -28,7 +28,7 @@ from bridle.data.file_source import FileSource
 from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
-from bridle.data.loading.watchdog import watched
+from bridle.data.loading.watchdog import decoding
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sample, Window
 from bridle.errors import ConfigError, DataError, quoted
@@ -39,20 +39,13 @@ if TYPE_CHECKING:
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP")  # by content; a closed list keeps away formats that call other programs
+JPEGS = ("JPEG", "MPO")
 STRETCH = 4 / 3  # a crop is up to this much wider or taller than the sample's own shape
 TRIES = 10  # crops drawn before the centre is taken
 SHARPER = 2  # a JPEG is decoded at no less than this many times the size that is needed
 
-ORIENTATION = 0x0112  # the EXIF tag
-TURNS = {  # what turns a picture upright, names of Pillow's Image.Transpose
-    2: "FLIP_LEFT_RIGHT",
-    3: "ROTATE_180",
-    4: "FLIP_TOP_BOTTOM",
-    5: "TRANSPOSE",
-    6: "ROTATE_270",
-    7: "TRANSVERSE",
-    8: "ROTATE_90",
-}
+ORIENTATION = 0x0112  # the EXIF tag; its values from 2 on, and the members of Pillow's Image.Transpose that undo them:
+UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Choose = Callable[[tuple[int, int]], Box]  # upright (width, height) -> the part to show
@@ -83,20 +76,26 @@ class Images(FileSource):
         x = self._part(index, choose)
         if wanted.flip and torch.rand((), generator=generator) < 0.5:
             x = x.flip(-1)
-        if wanted.randaugment:
-            operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
-            x = randaugment(x, operations=operations, magnitude=magnitude, generator=generator)
-        if wanted.erase:
-            x = erase(x, probability=wanted.erase, generator=generator)
-        return Sample(x=x, label=self.label(index))
+        return Sample(x=change_picture(x, wanted, generator), label=self.label(index))
 
     def _part(self, index: int, choose: Choose) -> Tensor:
         path = self.paths[index]
         if self.cache is not None:
             pixels = self.cache.get(index, lambda: read_pixels(path, channels=self.channels, size=self.size))
             if pixels.numel():
-                return part_of_pixels(pixels, choose, channels=self.channels, size=self.size)
+                from PIL import Image
+
+                picture = Image.fromarray(pixels.numpy())
+                return scaled(picture, choose(picture.size), channels=self.channels, size=self.size)
         return read_part(path, choose, channels=self.channels, size=self.size)
+
+
+def change_picture(x: Tensor, wanted: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """RandAugment and erasing of a picture (C, H, W) or clip (C, T, H, W), where asked for."""
+    if wanted.randaugment:
+        operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
+        x = randaugment(x, operations=operations, magnitude=magnitude, generator=generator)
+    return erase(x, probability=wanted.erase, generator=generator) if wanted.erase else x
 
 
 def channels_and_size(geometry: Geometry) -> tuple[int, tuple[int, int]]:
@@ -108,25 +107,31 @@ def channels_and_size(geometry: Geometry) -> tuple[int, tuple[int, int]]:
     return geometry.channels, (geometry.input[0], geometry.input[1])
 
 
-def read_image(path: Location, *, channels: int, size: tuple[int, int]) -> Tensor:
-    """The centre of one picture as (C, H, W) in [0, 1]."""
-    return read_part(path, partial(centre_box, size=size), channels=channels, size=size)
-
-
 def read_part(path: Location, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
     """The part of a picture that `choose` names for its upright (width, height), as (C, H, W) in [0, 1]."""
     with opened(path) as image:
-        return cut_out(image, choose, channels=channels, size=size)
+        if image.format not in JPEGS:
+            image.load()  # before anything else, so that damage shows; only JPEGs are better decoded late
+        width, height = upright_size(image)
+        left, top, right, bottom = choose((width, height))
+        # A JPEG is decoded much faster at 1/2, 1/4 or 1/8 of its size; ask for more than the part needs to be sharp.
+        needed = ceil(SHARPER * size[1] * width / (right - left)), ceil(SHARPER * size[0] * height / (bottom - top))
+        image.draft(None, needed[::-1] if orientation(image) >= 5 else needed)
+        image.load()
+        picture = upright(image)
+        across, down = picture.width / width, picture.height / height
+        box = left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height)
+        return scaled(plain_mode(picture, channels=channels), box, channels=channels, size=size)
 
 
 def read_pixels(path: Location, *, channels: int, size: tuple[int, int]) -> Tensor:
-    """All pixels of an upright picture, to be kept; none of a JPEG that `cut_out` might decode at a reduced size.
+    """All pixels of an upright picture, to be kept; none of a JPEG that `read_part` might decode at a reduced size.
 
     So a sample does not show whether its picture was kept.
     """
     with opened(path) as image:
         width, height = upright_size(image)
-        if image.format in ("JPEG", "MPO") and min(width / size[1], height / size[0]) >= 2 * SHARPER:
+        if image.format in JPEGS and min(width / size[1], height / size[0]) >= 2 * SHARPER:
             return torch.empty(0, dtype=torch.uint8)
         image.load()
         return torch.from_numpy(np.array(plain_mode(upright(image), channels=channels)))
@@ -137,43 +142,14 @@ def opened(path: Location) -> Iterator[Image.Image]:
     """A picture with its header read; whatever its decoder says inside the block becomes a DataError."""
     from PIL import Image
 
-    try:
-        with watched(path), warnings.catch_warnings():
-            # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
-            # refusal is enough.
-            warnings.simplefilter("ignore")
-            if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
-                raise DataError(f"{quoted(path)} is not a file.")
-            with Image.open(path if isinstance(path, Path) else BytesIO(path.read()), formats=FORMATS) as image:
-                yield image
-    except DataError:
-        raise
-    except Exception as error:  # decoders meet damaged files with errors of every type
-        raise DataError(f"{quoted(path)} cannot be read as an image: {reason(error)}.") from error
-
-
-def cut_out(image: Image.Image, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
-    """Decode an opened picture and scale the chosen part of it."""
-    if image.format not in ("JPEG", "MPO"):
-        image.load()  # before anything else, so that damage shows; only JPEGs are better decoded late
-    width, height = upright_size(image)
-    left, top, right, bottom = choose((width, height))
-    # A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size, much faster; ask for more than the part needs to be sharp.
-    needed = ceil(SHARPER * size[1] * width / (right - left)), ceil(SHARPER * size[0] * height / (bottom - top))
-    image.draft(None, needed[::-1] if orientation(image) >= 5 else needed)
-    image.load()
-    picture = upright(image)
-    across, down = picture.width / width, picture.height / height
-    box = left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height)
-    return scaled(plain_mode(picture, channels=channels), box, channels=channels, size=size)
-
-
-def part_of_pixels(pixels: Tensor, choose: Choose, *, channels: int, size: tuple[int, int]) -> Tensor:
-    """The chosen part of a picture whose pixels were kept."""
-    from PIL import Image
-
-    picture = Image.fromarray(pixels.numpy())
-    return scaled(picture, choose(picture.size), channels=channels, size=size)
+    with decoding(path, "an image"), warnings.catch_warnings():
+        # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
+        # refusal is enough.
+        warnings.simplefilter("ignore")
+        if isinstance(path, Path) and not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for a writer
+            raise DataError(f"{quoted(path)} is not a file.")
+        with Image.open(path if isinstance(path, Path) else BytesIO(path.read()), formats=FORMATS) as image:
+            yield image
 
 
 def scaled(picture: Image.Image, box: Box, *, channels: int, size: tuple[int, int]) -> Tensor:
@@ -195,7 +171,7 @@ def upright(image: Image.Image) -> Image.Image:
     from PIL import Image
 
     turned = orientation(image)
-    return image.transpose(Image.Transpose[TURNS[turned]]) if turned in TURNS else image
+    return image if turned == 1 else image.transpose(Image.Transpose[UPRIGHT[turned - 2]])
 
 
 def orientation(image: Image.Image) -> int:
@@ -204,15 +180,7 @@ def orientation(image: Image.Image) -> int:
         turned = int(image.getexif().get(ORIENTATION, 1))
     except Exception:  # a good picture with a damaged note about the camera is still a good picture
         return 1
-    return turned if turned in TURNS else 1
-
-
-def reason(error: Exception) -> str:
-    """One line for a decoder's error."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    name = type(error).__name__
-    return "not a JPEG, PNG, WebP or BMP file" if name == "UnidentifiedImageError" else f"{name}: {quoted(error)}"
+    return turned if 2 <= turned <= 8 else 1
 
 
 def plain_mode(image: Image.Image, *, channels: int) -> Image.Image:
@@ -265,4 +233,5 @@ class ImageReader:
 
     def windows(self, path: Location) -> Iterator[Window]:
         """The one window of a picture."""
-        yield Window(read_image(path, channels=self.channels, size=self.size), None, 0)
+        choose = partial(centre_box, size=self.size)
+        yield Window(read_part(path, choose, channels=self.channels, size=self.size), None, 0)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from bridle.errors import quoted
-
 UNUSABLE = ("missing", "undecodable", "empty", "truncated", "not finite")  # pretraining would leave such a file out
 DOUBTFUL = ("decoder warning", "cut short", "silent", "clipped", "blank", "too short", "wrong rate")
 
@@ -38,11 +36,3 @@ class Facts(NamedTuple):
     def found(self, name: str, detail: str) -> Facts:
         """The same with one finding more."""
         return self._replace(findings=(*self.findings, Finding(name, detail)))
-
-
-def reason(error: Exception) -> str:
-    """One line for a decoder's error, without the path, which is told beside it."""
-    if type(error).__name__ == "UnidentifiedImageError":
-        return "not a JPEG, PNG, WebP or BMP file"
-    text = getattr(error, "error_string", None) or getattr(error, "strerror", None) or str(error)
-    return quoted(text).strip("'\"").rstrip(".") or type(error).__name__

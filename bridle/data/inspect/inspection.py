@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts, reason
+from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts
+from bridle.data.loading.watchdog import reason
 from bridle.data.modality import Modality
 from bridle.errors import DataError, quoted
 

@@ -95,6 +95,32 @@ def watched(name: object, *, timeout: float | None = None) -> Iterator[None]:
         slot.write(*before)
 
 
+@contextmanager
+def decoding(path: object, what: str, *, timeout: float | None = None) -> Iterator[None]:
+    """Decode a file as `what` inside the block, watched; whatever its decoder raises becomes a DataError."""
+    try:
+        with watched(path, timeout=timeout):
+            yield
+    except DataError:
+        raise
+    except Exception as error:  # decoders meet damaged files with errors of every type
+        raise DataError(f"{quoted(path)} cannot be read as {what}: {reason(error)}.") from error
+
+
+def reason(error: Exception) -> str:
+    """One line for a decoder's error, without the file's name; escaped, because its words may be the file's."""
+    name = type(error).__name__
+    if name == "UnidentifiedImageError":
+        return "not a JPEG, PNG, WebP or BMP file"
+    if isinstance(error, MemoryError):
+        return "it needs more memory than a file may take"
+    text = str(getattr(error, "error_string", None) or getattr(error, "strerror", None) or error)
+    if "Format not recognised" in text or "Invalid data" in text:
+        return "its content is not of this format, or damaged"
+    words = quoted(text, limit=300)[1:-1].rstrip(".")
+    return words if words and isinstance(error, OSError | ValueError | EOFError) else f"{name}: {words}"
+
+
 def renew() -> None:
     """Restart the clock of the file that is decoded, as long files do block by block."""
     if slot is not None and slot.key != NONE:

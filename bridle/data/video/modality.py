@@ -8,9 +8,9 @@ from pathlib import Path
 from bridle.config import Config
 from bridle.data.file_source import open_splits
 from bridle.data.image.modality import IMAGENET_MEAN, IMAGENET_STD
-from bridle.data.inspect.findings import CheckOptions, Facts, reason
+from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
-from bridle.data.loading.watchdog import renew
+from bridle.data.loading.watchdog import reason, renew
 from bridle.data.modality import Modality, VitInput
 from bridle.data.sources import Reader, Splits
 from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,12 +26,11 @@ from torch.nn.functional import interpolate
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.file_source import FileSource
-from bridle.data.image.source import random_box
+from bridle.data.image.source import change_picture, random_box
 from bridle.data.listing.columns import Span
 from bridle.data.listing.table import Listing
-from bridle.data.loading.augment import erase, randaugment
 from bridle.data.loading.cache import ItemCache
-from bridle.data.loading.watchdog import renew, watched
+from bridle.data.loading.watchdog import decoding, renew
 from bridle.data.shards.tar_member import Location, TarMember
 from bridle.data.sources import Sample, Window, real_tokens
 from bridle.errors import ConfigError, DataError, quoted
@@ -80,7 +78,7 @@ class Decoding(NamedTuple):
         """Times in seconds and frames (n ≤ T, h, w, C) of one window after the other."""
         from bridle.data.video.decode import Cut, read_windows
 
-        with decoder_errors(path, self.timeout):
+        with decoding(path, "a video", timeout=self.timeout):
             cut = Cut(0.0, self.geometry.input[0], self.stride, span)
             for seconds, pictures in read_windows(address_of(path), cut, self._look()):
                 renew()
@@ -89,7 +87,7 @@ class Decoding(NamedTuple):
     def _read(self, path: Location, **wanted: Any) -> tuple[int, Tensor]:
         from bridle.data.video.decode import Cut, read_clip
 
-        with decoder_errors(path, self.timeout):
+        with decoding(path, "a video", timeout=self.timeout):
             count, pictures = read_clip(address_of(path), Cut(**wanted), self._look())
         return count, torch.from_numpy(pictures)
 
@@ -178,13 +176,7 @@ class Videos(FileSource):
         if wanted.time_flip and torch.rand((), generator=generator) < 0.5:
             pictures = pictures.flip(0)
         sample = self._sample(index, pictures)
-        if wanted.randaugment:
-            operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
-            changed = randaugment(sample.x, operations=operations, magnitude=magnitude, generator=generator)
-            sample = sample._replace(x=changed)
-        if wanted.erase:
-            sample = sample._replace(x=erase(sample.x, probability=wanted.erase, generator=generator))
-        return sample
+        return sample._replace(x=change_picture(sample.x, wanted, generator))
 
     def _sample(self, index: int, pictures: Tensor) -> Sample:
         """A sample of pictures (n, C, H, W) uint8."""
@@ -226,26 +218,6 @@ class VideoReader:
 def address_of(path: Location) -> str:
     """What the decoder opens."""
     return path.address() if isinstance(path, TarMember) else os.path.abspath(path)
-
-
-@contextmanager
-def decoder_errors(path: Location, timeout: float) -> Iterator[None]:
-    """Decode a video inside the block, watched; whatever its decoder raises becomes a DataError."""
-    try:
-        with watched(path, timeout=timeout):
-            yield
-    except DataError:
-        raise
-    except Exception as error:  # decoders meet damaged files with errors of every type
-        raise DataError(f"{quoted(path)} cannot be read as a video: {reason(error)}.") from error
-
-
-def reason(error: Exception) -> str:
-    """One line for a decoder's error, escaped: its words may be the file's."""
-    if isinstance(error, MemoryError):
-        return "it needs more memory than a file may take"
-    text = quoted(getattr(error, "strerror", None) or error, limit=300)[1:-1]
-    return text if isinstance(error, OSError | ValueError | EOFError) else f"{type(error).__name__}: {text}"
 
 
 def spread(number: int, count: int) -> float:

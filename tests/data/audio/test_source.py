@@ -379,7 +379,7 @@ def not_finite(path: Path) -> None:
 
 
 BAD = {
-    "text.wav": (lambda path: path.write_text("not a sound\n" * 20), "not a sound format"),
+    "text.wav": (lambda path: path.write_text("not a sound\n" * 20), "not of this format"),
     "truncated.mp3": (truncated, "truncated"),
     "nothing.wav": (lambda path: soundfile.write(path, np.zeros(0), RATE), "holds no samples"),
     "empty.flac": (lambda path: path.touch(), "is empty"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.file_source import open_splits
-from bridle.data.image.source import EXTENSIONS, Images, centre_box, random_box, read_image
+from bridle.data.image.source import EXTENSIONS, ImageReader, Images, centre_box, random_box
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.table import DataListing, Listing
 from bridle.errors import ConfigError, DataError
@@ -43,7 +43,8 @@ def found(root: Path) -> DataListing:
 
 
 def read(path: Path, channels: int = 3, size: tuple[int, int] = (24, 32)) -> Tensor:
-    x = read_image(path, channels=channels, size=size)
+    (window,) = ImageReader(geometry=Geometry(channels, size, (1, 1))).windows(path)
+    x = window.x
     assert x.shape == (channels, *size)
     assert x.dtype == torch.float32
     assert float(x.min()) >= 0
