@@ -37,7 +37,16 @@ class FileSource:
         return label_of(self.labels, index, self.classes)
 
 
-def open_splits(found: DataListing, source: Callable[[Listing, Sequence[str] | None], Source]) -> Splits:
-    """A source for train and for test, made by `source(listing, classes)`."""
-    test = None if found.test is None else source(found.test, found.classes)
-    return Splits(source(found.train, found.classes), test, found.folds, found.notes)
+def open_splits(found: DataListing, source: Callable[..., Source], *, cache_mb: int = 0) -> Splits:
+    """A source for train and for test, made by `source(listing, classes)`.
+
+    They get `cache_mb=` where that is not 0, and share it by their numbers of files.
+    """
+    count = len(found.train.paths) + (0 if found.test is None else len(found.test.paths))
+
+    def opened(listing: Listing) -> Source:
+        own = {"cache_mb": cache_mb * len(listing.paths) // max(count, 1)} if cache_mb else {}
+        return source(listing, found.classes, **own)
+
+    test = None if found.test is None else opened(found.test)
+    return Splits(opened(found.train), test, found.folds, found.notes)

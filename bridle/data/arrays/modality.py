@@ -59,15 +59,8 @@ def format_of(config: Config, section: str, read: ReadSignal) -> SignalFormat:
 
 def open_files(section: str, read: ReadSignal, change: Change | None, config: Config, found: DataListing) -> Splits:
     """The listed arrays as train and test."""
-    signals = partial(
-        Signals,
-        format=format_of(config, section, read),
-        augment=config.augment,
-        change=change,
-        views=config.data.views,
-        cache_mb=config.data.cache_mb,
-    )
-    return open_splits(found, signals)
+    signals = partial(Signals, format=format_of(config, section, read), augment=config.augment, change=change)
+    return open_splits(found, partial(signals, views=config.data.views), cache_mb=config.data.cache_mb)
 
 
 def open_reader(section: str, read: ReadSignal, extensions: tuple[str, ...], config: Config) -> Reader:

@@ -22,7 +22,7 @@ from bridle.data.arrays.decode import EXTENSIONS, ReadSignal, as_channels, read_
 from bridle.data.file_source import FileSource
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import Listing
-from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll
+from bridle.data.loading.augment import change_wave, mask_stripes, roll
 from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sample, Window, real_tokens
@@ -144,12 +144,7 @@ class Signals(FileSource):
 
     def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
         wanted = self.augment
-        if wanted.roll:
-            x = roll(x, generator)
-        if wanted.gain_db > 0:
-            x = change_gain(x, db=wanted.gain_db, generator=generator)
-        if wanted.noise_db is not None:
-            x = add_noise(x, snr_db=wanted.noise_db, generator=generator)
+        x = change_wave(roll(x, generator) if wanted.roll else x, wanted, generator)
         if self.change is not None:
             x = self.change(x, generator)
         if wanted.time_mask:

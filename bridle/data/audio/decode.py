@@ -38,6 +38,7 @@ EXTENSIONS = SOUND + FILM
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,aac,asf,flv,mpegts,mpeg,mp3"
 RATES = (1_000, 1_536_000)  # Hz that are believed; resampling from less would grow without bound
 BLOCK = 1 << 16  # numbers decoded at a time
+PIECE = 10.0  # seconds
 MARGIN = 4_096  # samples resampled before a part, where the filter has not settled
 PREROLL = 0.25  # seconds decoded before a part of a film, where its decoder has not settled
 SLACK = 0.25  # seconds that a file may end before the length written in it
@@ -67,12 +68,7 @@ class Excerpt(NamedTuple):
 
 def read_waveform(path: Location, *, rate: int, start: float = 0.0, seconds: float | None = None) -> Tensor:
     """(N,) at `rate`: the whole file, or `seconds` from `start`."""
-    first, count = round(start * rate), None if seconds is None else round(seconds * rate)
-    with open_track(path) as track:
-        wave = joined(list(sample_blocks(track, path, rate=rate, first=first, count=count)))
-    if len(wave) == 0:
-        raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
-    return wave
+    return torch.cat(list(stream_waveform(path, rate=rate, start=start, end=seconds and start + seconds)))
 
 
 def read_part(
@@ -89,32 +85,29 @@ def read_part(
 
     `choose` says for the clip's length (in samples, more than `whole`) where the part begins.
     """
-    first = round(start * rate)
-    limit = None if end is None else max(round(end * rate) - first, 1)
+    first, limit = bounds(start, end, rate)
     counted: int | None = None  # samples of the file, where what it says is not to be relied on
     while True:
         with open_track(path) as track:
             total = round(track.length * rate / track.rate) if counted is None else counted
-            length = shortest(total - first, limit)
+            length = total - first if limit is None else min(total - first, limit)
             part = length > whole
-            at, count = (choose(length), size) if part else (0, shortest(whole + 1, limit))
-            wave = joined(list(sample_blocks(track, path, rate=rate, first=first + at, count=count)))
+            at, count = (choose(length), size) if part else (0, whole + 1 if limit is None else min(whole + 1, limit))
+            blocks = list(sample_blocks(track, path, rate=rate, first=first + at, count=count))
+            found = sum(map(len, blocks))
             # A guessed length may be wrong: too long, and the part is not there; too short, and the whole is too much.
-            if track.exact or counted is not None or (len(wave) == size if part else len(wave) <= whole):
+            if track.exact or counted is not None or (found == size if part else found <= whole):
                 break
         counted = sum(map(len, stream_waveform(path, rate=rate)))
-    if len(wave) == 0:
-        raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
-    return Excerpt(wave, whole=not part)
+    if found == 0:
+        raise no_samples(path, start)
+    return Excerpt(torch.from_numpy(np.concatenate(blocks)), whole=not part)
 
 
-def stream_waveform(
-    path: Location, *, rate: int, start: float = 0.0, end: float | None = None, block_seconds: float = 10.0
-) -> Iterator[Tensor]:
-    """The file, or its part from `start` to `end`, in pieces (N,) of `block_seconds`, the last one shorter."""
-    size, waiting, held = max(1, round(block_seconds * rate)), list[Block](), 0
-    first = round(start * rate)
-    count = None if end is None else max(round(end * rate) - first, 1)
+def stream_waveform(path: Location, *, rate: int, start: float = 0.0, end: float | None = None) -> Iterator[Tensor]:
+    """The file, or its part from `start` to `end`, in pieces (N,) of PIECE seconds, the last one shorter."""
+    size, waiting, held = round(PIECE * rate), list[Block](), 0
+    first, count = bounds(start, end, rate)
     empty = True
     with open_track(path) as track:
         for block in sample_blocks(track, path, rate=rate, first=first, count=count):
@@ -127,12 +120,17 @@ def stream_waveform(
     if held:
         yield torch.from_numpy(np.concatenate(waiting))
     elif empty:
-        raise DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
+        raise no_samples(path, start)
 
 
-def joined(blocks: list[Block]) -> Tensor:
-    """(N,) all blocks one after another."""
-    return torch.from_numpy(np.concatenate(blocks) if blocks else np.zeros(0, np.float32))
+def bounds(start: float, end: float | None, rate: int) -> tuple[int, int | None]:
+    """First sample and number of samples of a part in seconds; None: to the end."""
+    first = round(start * rate)
+    return first, None if end is None else max(round(end * rate) - first, 1)
+
+
+def no_samples(path: Location, start: float) -> DataError:
+    return DataError(f"{quoted(path)} holds no samples{f' at {start:g} s' if start else ''}.")
 
 
 def sample_blocks(track: Track, path: Location, *, rate: int, first: int, count: int | None) -> Iterator[Block]:
@@ -142,7 +140,11 @@ def sample_blocks(track: Track, path: Location, *, rate: int, first: int, count:
     """
     common = gcd(track.rate, rate)
     p, q = track.rate // common, rate // common
-    resampler = None if track.rate == rate else open_resampler(track.rate, rate)
+    resampler = None
+    if track.rate != rate:
+        import soxr
+
+        resampler = soxr.ResampleStream(track.rate, rate, 1, dtype="float32", quality="HQ")
     step = max(first - MARGIN, 0) // q if resampler else first  # p frames in, q samples out
     skip, left, at = first - step * q if resampler else 0, count, step * p
     for block in track.blocks(at):
@@ -163,12 +165,6 @@ def sample_blocks(track: Track, path: Location, *, rate: int, first: int, count:
     if resampler:
         samples = resampler.resample_chunk(np.zeros(0, np.float32), last=True)
         yield samples[skip:] if left is None else samples[skip : skip + left]
-
-
-def open_resampler(source: int, target: int) -> Any:
-    import soxr
-
-    return soxr.ResampleStream(source, target, 1, dtype="float32", quality="HQ")
 
 
 @contextmanager
@@ -311,7 +307,3 @@ def read_mp3_head(file: FileIO | TarMemberFile) -> Mp3Head:
     place = slice(4, 8) if flags & 1 else slice(0, 4)
     stated = int.from_bytes(tag.group(2)[place], "big") if flags & 2 else 0
     return Mp3Head(bool(flags & 1), stated, size_of(file) - start)
-
-
-def shortest(length: int, limit: int | None) -> int:
-    return length if limit is None else min(length, limit)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from bridle.config import Config
 from bridle.data.audio.check import check_sound
 from bridle.data.audio.decode import EXTENSIONS, read_waveform
 from bridle.data.audio.logmel import LogMel
-from bridle.data.audio.source import RecordingReader, open_recordings
+from bridle.data.audio.source import RecordingReader, Recordings
+from bridle.data.file_source import open_splits
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality, VitInput
 from bridle.data.shards.tar_member import Location
@@ -17,15 +20,8 @@ from bridle.errors import ConfigError
 def open_files(config: Config, found: DataListing) -> Splits:
     """The listed recordings as train and test."""
     data = config.data
-    return open_recordings(
-        found,
-        geometry=config.geometry.build(),
-        front=front_end(config),
-        augment=config.augment,
-        views=data.views,
-        trim=data.trim,
-        cache_mb=data.cache_mb,
-    )
+    recordings = partial(Recordings, geometry=config.geometry.build(), front=front_end(config), augment=config.augment)
+    return open_splits(found, partial(recordings, views=data.views, trim=data.trim), cache_mb=data.cache_mb)
 
 
 def open_reader(config: Config) -> Reader:

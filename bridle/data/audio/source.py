@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import ceil, log
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,18 +22,17 @@ from torch import Tensor
 from bridle.config.schema import AugmentConfig
 from bridle.data.audio.decode import EXTENSIONS, SILENT, Excerpt, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
-from bridle.data.file_source import FileSource, open_splits
-from bridle.data.listing.table import DataListing, Listing, as_tuple
-from bridle.data.loading.augment import add_noise, change_gain, mask_stripes, roll, scale_wave
+from bridle.data.file_source import FileSource
+from bridle.data.listing.table import Listing, as_tuple
+from bridle.data.loading.augment import change_wave, mask_stripes, roll
 from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Sound, Splits, Window, class_shares, real_tokens
+from bridle.data.sources import Sample, Sound, Window, class_shares, real_tokens
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
-LONG = (
-    60.0  # seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached
-)
+# Seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached.
+LONG = 60.0
 
 ChooseStart = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
 
@@ -73,7 +71,7 @@ class Recordings(FileSource):
             return self._sample(index, self._features(index, centre))
         start_at = random_start(generator)
         if self.changes_wave:
-            features = self.front(self._change(self._wave(index, start_at, generator), generator))
+            features = self.front(change_wave(self._wave(index, start_at, generator), self.augment, generator))
         else:
             features = self._features(index, start_at)
         return self._sample(index, self._striped(features, generator))
@@ -88,7 +86,7 @@ class Recordings(FileSource):
         mixed = own.new_zeros(max(len(own), len(partner)))
         mixed[: len(own)] += share * own
         mixed[: len(partner)] += (1 - share) * partner
-        features = self.front(self._change(mixed, generator))
+        features = self.front(change_wave(mixed, self.augment, generator))
         sample = self._sample(index, self._striped(features, generator))
         return sample._replace(label=self._mixed_label(index, other, share))
 
@@ -152,16 +150,6 @@ class Recordings(FileSource):
 
     def _trimmed(self, part: Excerpt) -> Tensor:
         return trimmed(part.wave, least=self.shape.least) if self.trim and part.whole else part.wave
-
-    def _change(self, wave: Tensor, generator: torch.Generator) -> Tensor:
-        """Gain and noise."""
-        if self.augment.gain_beta > 0:
-            wave = scale_wave(wave, concentration=self.augment.gain_beta, generator=generator)
-        if self.augment.gain_db > 0:
-            wave = change_gain(wave, db=self.augment.gain_db, generator=generator)
-        if self.augment.noise_db is not None:
-            wave = add_noise(wave, snr_db=self.augment.noise_db, generator=generator)
-        return wave
 
     def _striped(self, features: Tensor, generator: torch.Generator) -> Tensor:
         """SpecAugment with the clip's own mean."""
@@ -250,17 +238,6 @@ class Shape:
         x = features.new_full((1, self.frames, self.front.mels), log(FLOOR))
         x[0, :n] = features
         return Window(x, real_tokens(n, self.geometry), start)
-
-
-def open_recordings(found: DataListing, *, cache_mb: int = 0, **settings: Any) -> Splits:
-    """The listed recordings as train and test; they share the cache by their numbers of files."""
-    count = len(found.train.paths) + (0 if found.test is None else len(found.test.paths))
-
-    def recordings(listing: Listing, classes: Sequence[str] | None) -> Recordings:
-        own_mb = cache_mb * len(listing.paths) // max(count, 1)
-        return Recordings(listing, classes, cache_mb=own_mb, **settings)
-
-    return open_splits(found, recordings)
 
 
 def centre(spare: int) -> int:

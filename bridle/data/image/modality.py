@@ -24,8 +24,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def open_files(config: Config, found: DataListing) -> Splits:
     """The listed pictures as train and test."""
-    geometry = config.geometry.build()
-    return open_splits(found, partial(Images, geometry=geometry, augment=config.augment, cache_mb=config.data.cache_mb))
+    images = partial(Images, geometry=config.geometry.build(), augment=config.augment)
+    return open_splits(found, images, cache_mb=config.data.cache_mb)
 
 
 def open_reader(config: Config) -> Reader:

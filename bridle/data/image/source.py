@@ -26,7 +26,7 @@ from torch import Tensor
 from bridle.config.schema import AugmentConfig
 from bridle.data.file_source import FileSource
 from bridle.data.listing.table import Listing
-from bridle.data.loading.augment import erase, randaugment
+from bridle.data.loading.augment import change_picture
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import decoding
 from bridle.data.shards.tar_member import Location
@@ -88,14 +88,6 @@ class Images(FileSource):
                 picture = Image.fromarray(pixels.numpy())
                 return scaled(picture, choose(picture.size), channels=self.channels, size=self.size)
         return read_part(path, choose, channels=self.channels, size=self.size)
-
-
-def change_picture(x: Tensor, wanted: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """RandAugment and erasing of a picture (C, H, W) or clip (C, T, H, W), where asked for."""
-    if wanted.randaugment:
-        operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
-        x = randaugment(x, operations=operations, magnitude=magnitude, generator=generator)
-    return erase(x, probability=wanted.erase, generator=generator) if wanted.erase else x
 
 
 def channels_and_size(geometry: Geometry) -> tuple[int, tuple[int, int]]:

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, conv2d, grid_sample
 
+from bridle.config.schema import AugmentConfig
+
 NOISE_RANGE = 20.0  # dB between the loudest noise and the softest
 ERASED_AREA = (0.02, 0.33)  # share of the picture
 ERASED_SHAPE = 3.3  # a box is up to this much taller than wide, or wider than tall
@@ -34,6 +36,15 @@ def roll(wave: Tensor, generator: torch.Generator) -> Tensor:
     if wave.shape[-1] == 0:
         return wave
     return wave.roll(int(torch.randint(wave.shape[-1], (), generator=generator)), dims=-1)
+
+
+def change_wave(wave: Tensor, wanted: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """Gain and noise, where asked for."""
+    if wanted.gain_beta > 0:
+        wave = scale_wave(wave, concentration=wanted.gain_beta, generator=generator)
+    if wanted.gain_db > 0:
+        wave = change_gain(wave, db=wanted.gain_db, generator=generator)
+    return wave if wanted.noise_db is None else add_noise(wave, snr_db=wanted.noise_db, generator=generator)
 
 
 def change_gain(wave: Tensor, *, db: float, generator: torch.Generator) -> Tensor:
@@ -64,6 +75,14 @@ def mask_stripes(features: Tensor, *, frames: int, bands: int, fill: float, gene
         start = int(torch.randint(size - width + 1, (), generator=generator))
         masked.narrow(axis, start, width).fill_(fill)
     return masked
+
+
+def change_picture(x: Tensor, wanted: AugmentConfig, generator: torch.Generator) -> Tensor:
+    """RandAugment and erasing of a picture or clip, where asked for."""
+    if wanted.randaugment:
+        operations, magnitude = wanted.randaugment, wanted.randaugment_magnitude
+        x = randaugment(x, operations=operations, magnitude=magnitude, generator=generator)
+    return erase(x, probability=wanted.erase, generator=generator) if wanted.erase else x
 
 
 def randaugment(x: Tensor, *, operations: int, magnitude: float, generator: torch.Generator) -> Tensor:

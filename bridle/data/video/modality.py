@@ -22,15 +22,8 @@ def open_files(config: Config, found: DataListing) -> Splits:
     """The listed videos as train and test."""
     data, video = config.data, config.video
     decoding = Decoding(config.geometry.build(), video.stride, video.short_side, video.timeout)
-    videos = partial(
-        Videos,
-        decoding=decoding,
-        augment=config.augment,
-        clips=data.views,
-        crops=video.crops,
-        cache_mb=data.cache_mb,
-    )
-    return open_splits(found, videos)
+    videos = partial(Videos, decoding=decoding, augment=config.augment, clips=data.views, crops=video.crops)
+    return open_splits(found, videos, cache_mb=data.cache_mb)
 
 
 def open_reader(config: Config) -> Reader:

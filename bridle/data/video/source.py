@@ -26,9 +26,10 @@ from torch.nn.functional import interpolate
 
 from bridle.config.schema import AugmentConfig
 from bridle.data.file_source import FileSource
-from bridle.data.image.source import change_picture, random_box
+from bridle.data.image.source import random_box
 from bridle.data.listing.columns import Span
 from bridle.data.listing.table import Listing
+from bridle.data.loading.augment import change_picture
 from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import decoding, renew
 from bridle.data.shards.tar_member import Location, TarMember

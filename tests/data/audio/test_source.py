@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import tracemalloc
+from functools import partial
 from math import log
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from bridle.config.schema import AugmentConfig
 from bridle.data.audio import source as audio_source
 from bridle.data.audio.decode import EXTENSIONS, read_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
-from bridle.data.audio.source import RecordingReader, Recordings, open_recordings
+from bridle.data.audio.source import RecordingReader, Recordings
+from bridle.data.file_source import open_splits
 from bridle.data.listing.columns import PathList
 from bridle.data.listing.layouts import find_data
 from bridle.data.listing.table import DataListing, Listing
@@ -31,6 +33,7 @@ from bridle.geometry import Geometry
 RATE = 16_000
 FRONT = LogMel(mels=8)
 GEOMETRY = Geometry(1, (16, 8), (4, 4))  # 16 frames: 400 + 15 · 160 samples
+RECORDINGS = partial(Recordings, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig())
 SAMPLES = 2_800
 
 
@@ -226,7 +229,7 @@ def test_the_cache_saves_reading_and_changes_nothing(tmp_path: Path) -> None:
 def test_train_and_test_share_the_cache(tmp_path: Path) -> None:
     paths = write(tmp_path, *[noise(SAMPLES)] * 4)
     found = DataListing(Listing(paths, None), Listing(PathList(tmp_path, ["0.wav"]), None), None)
-    splits = open_recordings(found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig(), cache_mb=10)
+    splits = open_splits(found, RECORDINGS, cache_mb=10)
     assert isinstance(splits.train, Recordings)
     assert isinstance(splits.test, Recordings)
     assert (splits.train.cache.limit, splits.test.cache.limit) == (8 * 2**20, 2 * 2**20)
@@ -403,7 +406,7 @@ def folder(root: Path) -> Recordings:
     soundfile.write(root / "odd.wav", noise(SAMPLES), RATE)
     os.rename(root / "odd.wav", odd)
     found = find_data(root=str(root), manifest=None, layout="folders", extensions=EXTENSIONS)
-    splits = open_recordings(found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig())
+    splits = open_splits(found, RECORDINGS)
     assert isinstance(splits.train, Recordings)
     return splits.train
 
@@ -435,7 +438,7 @@ def test_a_file_missing_from_a_manifest_shows_when_it_is_loaded(tmp_path: Path) 
     write(tmp_path, noise(SAMPLES))
     (tmp_path / "list.csv").write_text("path,label\n0.wav,dog\ngone.wav,cat\n")
     found = find_data(root=None, manifest=str(tmp_path / "list.csv"), layout="auto", extensions=EXTENSIONS)
-    train = open_recordings(found, geometry=GEOMETRY, front=FRONT, augment=AugmentConfig()).train
+    train = open_splits(found, RECORDINGS).train
     assert load_checked(train, 0, None).label == 1
     with pytest.raises(DataError, match=r"gone\.wav' cannot be read as sound: No such file"):
         load_checked(train, 1, None)
