@@ -26,6 +26,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 Pictures = NDArray[np.uint8]
+Span = tuple[float, float | None]  # start and end in seconds; None: to the end
 
 OPTIONS = {
     # By content, whatever the name: playlists and the like would open other files, or connections.
@@ -38,9 +39,8 @@ LARGEST_FRAME = 8192 * 8192  # pixels
 MOST_FRAMES = 10_000_000  # a day at 100 frames a second
 NARROWEST = 32  # long side : short side
 MOST_KNOWN = 64  # files whose frame times are remembered
-ONE_THREAD: dict[str, Any] = (
-    {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
-)  # older ones know no other
+# Older ones know no other.
+ONE_THREAD: dict[str, Any] = {"threads": 1} if int(av.__version__.split(".")[0]) >= 17 else {}
 
 
 class Times(NamedTuple):
@@ -74,51 +74,33 @@ class Look(NamedTuple):
     least: tuple[int, int]  # height and width that a picture must cover
 
 
-class Cut(NamedTuple):
-    """Which frames are wanted."""
-
-    place: float  # see start_of
-    length: int | None  # frames; None: all
-    stride: int
-    span: tuple[float, float | None] = (0.0, None)  # seconds
-    most: int = MOST_FRAMES
-
-
 known: dict[tuple[str, int, int], Times] = {}
 
 
-class Clip(NamedTuple):
-    """Decoded frames."""
+def read_clip(
+    path: str, look: Look, *, place: float, length: int | None, stride: int, span: Span, most: int = MOST_FRAMES
+) -> tuple[int, Pictures]:
+    """How many frames the file or span holds, and up to `length` of them, every `stride`-th, from `place` on.
 
-    frames: int  # that the file or span holds
-    pictures: Pictures
-
-
-def read_clip(path: str, cut: Cut, look: Look) -> Clip:
-    """Up to `cut.length` frames, every `cut.stride`-th, from `cut.place` on; fewer where the file or span ends before.
-
-    Without a length: all frames, but only the first one if there are more than `cut.most`.
+    Without a length: all frames, but only the first one if there are more than `most`.
     """
+
+    def cut(times: Times) -> tuple[int, Pictures]:
+        part = times.between(*span)
+        if not part:
+            start, end = span
+            where = f" from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
+            raise ValueError(f"it holds no frames{'' if (start, end) == (0.0, None) else where}")
+        count = length or (len(part) if len(part) <= most else 1)
+        wanted = list(part[start_of(len(part), place=place, length=count, stride=stride) :: stride][:count])
+        frames = frames_by_number(path, wanted) if times.shown is None else frames_by_time(path, times, wanted)
+        paint = Paint(look)
+        return len(part), np.stack([paint(frame) for frame in frames])
+
     try:
-        return cut_clip(path, find_times(path), cut, look)
+        return cut(known.get(identity(path)) or remember(path, read_times(path)))
     except TimesError:
-        times = count_frames(path)
-        remember(path, times)
-        return cut_clip(path, times, cut, look)
-
-
-def cut_clip(path: str, times: Times, cut: Cut, look: Look) -> Clip:
-    part = times.between(*cut.span)
-    if not part:
-        start, end = cut.span
-        where = (
-            "" if (start, end) == (0.0, None) else f" from {start:g} s to {'the end' if end is None else f'{end:g} s'}"
-        )
-        raise ValueError(f"it holds no frames{where}")
-    length = cut.length or (len(part) if len(part) <= cut.most else 1)
-    wanted = list(part[start_of(len(part), place=cut.place, length=length, stride=cut.stride) :: cut.stride][:length])
-    frames = frames_by_number(path, wanted) if times.shown is None else frames_by_time(path, times, wanted)
-    return Clip(len(part), pictures(frames, look))
+        return cut(remember(path, count_frames(path)))
 
 
 def start_of(frames: int, *, place: float, length: int, stride: int) -> int:
@@ -127,9 +109,11 @@ def start_of(frames: int, *, place: float, length: int, stride: int) -> int:
     return min(int(place * (spare + 1)), spare)
 
 
-def read_windows(path: str, cut: Cut, look: Look) -> Iterator[tuple[list[float], Pictures]]:
-    """Every `cut.stride`-th frame of a span, `cut.length` at a time, and their times in the file in seconds."""
-    paint, (start, end) = None, cut.span
+def read_windows(
+    path: str, look: Look, *, length: int, stride: int, span: Span
+) -> Iterator[tuple[list[float], Pictures]]:
+    """Every `stride`-th frame of a span, `length` at a time, and their times in the file in seconds."""
+    paint, (start, end) = Paint(look), span
     with opened(path) as (container, stream):
         painted: list[Pictures] = []
         seconds: list[float] = []
@@ -142,17 +126,16 @@ def read_windows(path: str, cut: Cut, look: Look) -> Iterator[tuple[list[float],
                 continue
             if end is not None and time - begin >= end - 1e-6:
                 break
-            if (number - before) % cut.stride:
+            if (number - before) % stride:
                 continue
-            paint = paint or Paint(frame, look)
             seconds.append(time - begin)
             painted.append(paint(frame))
-            if len(painted) == cut.length:
+            if len(painted) == length:
                 yield seconds, np.stack(painted)
                 painted, seconds = [], []
         if painted:
             yield seconds, np.stack(painted)
-        if paint is None:
+        if paint.size is None:
             raise ValueError("it holds no frames")
 
 
@@ -201,24 +184,18 @@ def has_times(stream: VideoStream) -> bool:
     return not (stream.container.format.name == "avi" and stream.codec_context.name in ("h264", "hevc"))
 
 
-def find_times(path: str) -> Times:
-    """The frame times of a file, remembered while the file does not change."""
-    times = known.get(identity(path))
-    if times is None:
-        times = read_times(path)
-        remember(path, times)
-    return times
-
-
 def identity(path: str) -> tuple[str, int, int]:
+    """Names the state of a file."""
     status = os.stat(file_of(path))
     return path, status.st_mtime_ns, status.st_size
 
 
-def remember(path: str, times: Times) -> None:
+def remember(path: str, times: Times) -> Times:
+    """Keep the frame times of a file while it does not change; returns them."""
     if len(known) >= MOST_KNOWN:
         del known[next(iter(known))]
     known[identity(path)] = times
+    return times
 
 
 def read_times(path: str) -> Times:
@@ -289,30 +266,18 @@ def frames_by_time(path: str, times: Times, wanted: list[int]) -> Iterator[Video
         for frame in decoded(container, stream):
             if frame.pts is None or (current is not None and current.pts is not None and frame.pts <= current.pts):
                 raise TimesError
-            while frame.pts > left[-1]:  # a packet without a frame of its own
-                if current is None:
+            while left and frame.pts >= left[-1]:
+                shown = (
+                    frame if frame.pts == left[-1] else current
+                )  # the latter for a packet without a frame of its own
+                if shown is None:
                     raise TimesError
-                yield current
+                yield shown
                 left.pop()
-                if not left:
-                    return
-            if frame.pts == left[-1]:
-                yield frame
-                left.pop()
-                if not left:
-                    return
+            if not left:
+                return
             current = frame
     raise ValueError(f"the frame at {(left[-1] - times.shown[0]) * times.unit:g} s cannot be decoded")
-
-
-def pictures(frames: Iterator[VideoFrame], look: Look) -> Pictures:
-    """(frames, h, w, C)"""
-    paint: Paint | None = None
-    painted = []
-    for frame in frames:
-        paint = paint or Paint(frame, look)
-        painted.append(paint(frame))
-    return np.stack(painted)
 
 
 class Paint:
@@ -322,21 +287,27 @@ class Paint:
     shrinks. One scaler serves all frames, because setting one up costs as much as scaling a small frame.
     """
 
-    def __init__(self, frame: VideoFrame, look: Look) -> None:
-        self.turns = round(getattr(frame, "rotation", 0) / 90) % 4  # quarter turns, counter-clockwise
+    def __init__(self, look: Look) -> None:
+        self.look, self.scaler = look, VideoReformatter()
+        self.size: tuple[int, int] | None = None  # width and height, before turning
+        self.turns = 0  # quarter turns, counter-clockwise
+
+    def start(self, frame: VideoFrame) -> tuple[int, int]:
+        """Choose size and turns."""
+        look, self.turns = self.look, round(getattr(frame, "rotation", 0) / 90) % 4
         width, height = (frame.height, frame.width) if self.turns % 2 else (frame.width, frame.height)
         if max(width, height) > NARROWEST * min(width, height):
             raise ValueError(f"its frames of {width}×{height} are more than {NARROWEST} times as long as wide")
         scale = max(look.short_side / min(width, height), look.least[0] / height, look.least[1] / width)
         h, w = (max(round(height * scale), look.least[0]), max(round(width * scale), look.least[1]))
         self.size = (w, h) if self.turns % 2 == 0 else (h, w)
-        self.format = "gray" if look.channels == 1 else "rgb24"
-        self.scaler = VideoReformatter()
+        return self.size
 
     def __call__(self, frame: VideoFrame) -> Pictures:
-        width, height = self.size
+        width, height = self.size or self.start(frame)
+        colours = "gray" if self.look.channels == 1 else "rgb24"
         scaled = self.scaler.reformat(
-            frame, width=width, height=height, format=self.format, interpolation="BILINEAR", **ONE_THREAD
+            frame, width=width, height=height, format=colours, interpolation="BILINEAR", **ONE_THREAD
         )
         picture = np.ascontiguousarray(np.rot90(scaled.to_ndarray(), self.turns), dtype=np.uint8)
         return picture.reshape(*picture.shape[:2], -1)

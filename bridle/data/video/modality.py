@@ -18,20 +18,23 @@ from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos
 SHORTFALL = 0.97  # headers of videos are often a little wrong; less than this share of the frames is a cut file
 
 
+def decoding_of(config: Config) -> Decoding:
+    """How a config says that videos are decoded."""
+    video = config.video
+    return Decoding(config.geometry.build(), video.stride, video.short_side, video.timeout)
+
+
 def open_files(config: Config, found: DataListing) -> Splits:
     """The listed videos as train and test."""
-    data, video = config.data, config.video
-    decoding = Decoding(config.geometry.build(), video.stride, video.short_side, video.timeout)
-    videos = partial(Videos, decoding=decoding, augment=config.augment, clips=data.views, crops=video.crops)
-    return open_splits(found, videos, cache_mb=data.cache_mb)
+    videos = partial(Videos, decoding=decoding_of(config), augment=config.augment)
+    return open_splits(
+        found, partial(videos, clips=config.data.views, crops=config.video.crops), cache_mb=config.data.cache_mb
+    )
 
 
 def open_reader(config: Config) -> Reader:
     """Single videos as windows."""
-    video = config.video
-    return VideoReader(
-        geometry=config.geometry.build(), stride=video.stride, short_side=video.short_side, timeout=video.timeout
-    )
+    return VideoReader(decoding_of(config))
 
 
 def check_video(path: Path, options: CheckOptions) -> Facts:

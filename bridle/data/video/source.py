@@ -54,14 +54,12 @@ class Decoding(NamedTuple):
     timeout: float  # seconds for a clip, or for a window of a file that is read whole
 
     def check(self) -> None:
-        if self.geometry.rank != 3:
-            raise ConfigError(
-                f"geometry.input {list(self.geometry.input)} is not frames, height and width; videos need three sizes."
-            )
-        if self.geometry.channels not in (1, 3):
-            raise ConfigError(
-                f"geometry.channels is {self.geometry.channels}; videos have 1 channel (grey) or 3 (RGB)."
-            )
+        """ConfigError for a geometry that videos cannot have."""
+        sizes, channels = list(self.geometry.input), self.geometry.channels
+        if len(sizes) != 3:
+            raise ConfigError(f"geometry.input {sizes} is not frames, height and width; videos need three sizes.")
+        if channels not in (1, 3):
+            raise ConfigError(f"geometry.channels is {channels}; videos have 1 channel (grey) or 3 (RGB).")
 
     def clip(self, path: Location, *, place: float, span: Span) -> Tensor:
         """(n, h, w, C), n ≤ T: the clip at `place` (0 … 1) of the starts where it fits; shorter where the file ends."""
@@ -77,19 +75,19 @@ class Decoding(NamedTuple):
 
     def windows(self, path: Location, *, span: Span) -> Iterator[tuple[tuple[float, ...], Tensor]]:
         """Times in seconds and frames (n ≤ T, h, w, C) of one window after the other."""
-        from bridle.data.video.decode import Cut, read_windows
+        from bridle.data.video.decode import read_windows
 
+        wanted = {"length": self.geometry.input[0], "stride": self.stride}
         with decoding(path, "a video", timeout=self.timeout):
-            cut = Cut(0.0, self.geometry.input[0], self.stride, span)
-            for seconds, pictures in read_windows(address_of(path), cut, self._look()):
+            for seconds, pictures in read_windows(address_of(path), self._look(), span=span, **wanted):
                 renew()
                 yield tuple(seconds), torch.from_numpy(pictures)
 
     def _read(self, path: Location, **wanted: Any) -> tuple[int, Tensor]:
-        from bridle.data.video.decode import Cut, read_clip
+        from bridle.data.video.decode import read_clip
 
         with decoding(path, "a video", timeout=self.timeout):
-            count, pictures = read_clip(address_of(path), Cut(**wanted), self._look())
+            count, pictures = read_clip(address_of(path), self._look(), **wanted)
         return count, torch.from_numpy(pictures)
 
     def _look(self) -> Look:
@@ -194,11 +192,9 @@ class VideoReader:
     frame_seconds = None  # every file has a rate of its own, perhaps none; windows carry the times of their frames
     timed = True
 
-    def __init__(
-        self, *, geometry: Geometry, stride: int, short_side: int | None = None, timeout: float = 60.0
-    ) -> None:
-        self.decoding = Decoding(geometry=geometry, stride=stride, short_side=short_side, timeout=timeout)
-        self.decoding.check()
+    def __init__(self, decoding: Decoding) -> None:
+        decoding.check()
+        self.decoding = decoding
 
     def windows(self, path: Location) -> Iterator[Window]:
         """All windows of a file, decoded one at a time; an end that fills less than half a tubelet is left out."""

@@ -192,7 +192,7 @@ def test_a_full_cache_decodes_only_clips(forty: Path, monkeypatch: pytest.Monkey
 
 def test_a_reader_covers_a_file_with_windows(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "a.mkv", 32, size=(16, 40))
-    reader = VideoReader(geometry=GEOMETRY, stride=3)
+    reader = VideoReader(Decoding(GEOMETRY, 3, None, 60.0))
     typed: Reader = reader
     windows = list(typed.windows(path))
     assert [numbers(w.x) for w in windows] == [[0, 3, 6, 9], [12, 15, 18, 21], [24, 27, 30, 30]]
@@ -208,12 +208,12 @@ def test_a_reader_covers_a_file_with_windows(tmp_path: Path) -> None:
 
 def test_a_reader_tells_times_of_a_variable_rate(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "a.mkv", 8, times=[3, 4, 5, 6, 20, 21, 22, 30])
-    windows = list(VideoReader(geometry=GEOMETRY, stride=1).windows(path))
+    windows = list(VideoReader(Decoding(GEOMETRY, 1, None, 60.0)).windows(path))
     assert [w.seconds for w in windows] == [pytest.approx((0.0, 0.1, 0.2, 0.3)), pytest.approx((1.7, 1.8, 1.9, 2.7))]
 
 
 def test_a_reader_refuses_what_is_no_video(tmp_path: Path) -> None:
-    reader = VideoReader(geometry=GEOMETRY, stride=1)
+    reader = VideoReader(Decoding(GEOMETRY, 1, None, 60.0))
     with pytest.raises(DataError, match=r"sound\.mp4.*no pictures, only audio"):
         list(reader.windows(write_sound(tmp_path / "sound.mp4")))
 
@@ -243,9 +243,9 @@ def test_workers_do_not_change_a_batch(tmp_path: Path, forty: Path) -> None:
 
 def test_geometry_must_be_that_of_a_video() -> None:
     with pytest.raises(ConfigError, match="three sizes"):
-        VideoReader(geometry=Geometry(channels=3, input=(16, 16), patch=(8, 8)), stride=1)
+        VideoReader(Decoding(Geometry(channels=3, input=(16, 16), patch=(8, 8)), 1, None, 60.0))
     with pytest.raises(ConfigError, match="1 channel"):
-        VideoReader(geometry=Geometry(channels=2, input=(4, 16, 16), patch=(2, 8, 8)), stride=1)
+        VideoReader(Decoding(Geometry(channels=2, input=(4, 16, 16), patch=(2, 8, 8)), 1, None, 60.0))
 
 
 @pytest.mark.skipif(not SKY.is_dir(), reason="needs the clips sky4 in ../shared/data")
