@@ -38,7 +38,6 @@ EXTENSIONS = SOUND + FILM
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,aac,asf,flv,mpegts,mpeg,mp3"
 RATES = (1_000, 1_536_000)  # Hz that are believed; resampling from less would grow without bound
 BLOCK = 1 << 16  # numbers decoded at a time
-PIECE = 10.0  # seconds
 MARGIN = 4_096  # samples resampled before a part, where the filter has not settled
 PREROLL = 0.25  # seconds decoded before a part of a film, where its decoder has not settled
 SLACK = 0.25  # seconds that a file may end before the length written in it
@@ -104,9 +103,11 @@ def read_part(
     return Excerpt(torch.from_numpy(np.concatenate(blocks)), whole=not part)
 
 
-def stream_waveform(path: Location, *, rate: int, start: float = 0.0, end: float | None = None) -> Iterator[Tensor]:
-    """The file, or its part from `start` to `end`, in pieces (N,) of PIECE seconds, the last one shorter."""
-    size, waiting, held = round(PIECE * rate), list[Block](), 0
+def stream_waveform(
+    path: Location, *, rate: int, start: float = 0.0, end: float | None = None, block_seconds: float = 10.0
+) -> Iterator[Tensor]:
+    """The file, or its part from `start` to `end`, in pieces (N,) of `block_seconds`, the last one shorter."""
+    size, waiting, held = max(1, round(block_seconds * rate)), list[Block](), 0
     first, count = bounds(start, end, rate)
     empty = True
     with open_track(path) as track:

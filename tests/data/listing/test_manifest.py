@@ -126,8 +126,8 @@ BAD = {
     "a bad fold": ("path,fold\na,1.5\n", "line 2: fold is '1.5'; expected a whole number"),
     "folds in some rows": ("path,fold\na,1\nb,\n", "line 3: fold is None; give a fold in every row"),
     "labels in some rows": ("path,label\na,x\nb,\n", "line 3 has no label, the rows before it have one"),
-    "label and labels": ("path,label,labels\na,x,y\n", "line 2 has 'label' and 'labels'; use one"),
-    "an empty path": ("path,label\n,x\n", "line 2: the path is empty"),
+    "label and labels": ("path,label,labels\na,x,y\n", "line 2 has 'label' where this list has 'labels'; use one"),
+    "an empty path": ("path,label\n,x\n", "line 2 has no path"),
     "no rows": ("path,label\n", "lists no files"),
     "nothing": ("", "lists no files"),
     "only test rows": ("path,split\na,test\n", "lists no files to train on"),
@@ -200,5 +200,5 @@ def test_a_first_record_without_labels_is_named_as_what_it_is(tmp_path: Path) ->
     with pytest.raises(DataError, match="line 2 has a label, the rows before it have none; label every row, or none"):
         read(tmp_path, records, "list.jsonl")
     mixed = '{"path": "a.wav", "labels": ["x"]}\n{"path": "b.wav", "label": "x"}\n'
-    with pytest.raises(DataError, match="line 2 has 'label', the rows before it have 'labels'; use one"):
+    with pytest.raises(DataError, match="line 2 has 'label' where this list has 'labels'; use one"):
         read(tmp_path, mixed, "list.jsonl")
