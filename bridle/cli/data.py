@@ -10,7 +10,7 @@ import typer
 
 from bridle.cli.app import Overrides, data_app
 from bridle.console import counting, screen
-from bridle.errors import DataError
+from bridle.errors import DataError, UsageError
 from bridle.machine import usable_cores
 
 
@@ -28,6 +28,9 @@ def data_check(
     frames: Annotated[int, typer.Option(min=1, help="Frames to decode of each video.")] = 300,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 65 if any file cannot be used.")] = False,
+    write_manifest: Annotated[
+        Path | None, typer.Option(help="Write a CSV manifest of the usable files with their labels and splits.")
+    ] = None,
 ) -> None:
     """Decode every file and list those that are damaged, empty, silent, clipped, too short or unusual.
 
@@ -35,11 +38,15 @@ def data_check(
 
     Example:  bridle data check recordings/ --out findings.jsonl
     """
-    from bridle.data.inspect.check import check_folder
+    from bridle.data.inspect.check import check_folder, write_good
     from bridle.data.listing.layouts import tell_layout
     from bridle.report.data_tables import check_lines, findings_table
 
     if path.is_dir() and tell_layout(path) == "shards":
+        if write_manifest is not None:
+            raise UsageError(
+                "--write-manifest: the files inside shards cannot be listed; check the folder they are of."
+            )
         show_shard_check(path, out=out, workers=usable_cores() if workers is None else workers, strict=strict)
         return
     with counting("checked", "files") as tell:
@@ -60,6 +67,8 @@ def data_check(
         typer.echo(line)
     if out is not None:
         typer.echo(f"wrote {out}")
+    if write_manifest is not None:
+        typer.echo(f"wrote {write_manifest}: {write_good(path, report, write_manifest):,} usable files")
     if report.total > 1:
         typer.echo(f"Next:  bridle data stats {shlex.quote(str(path))}")
     if strict and report.unusable:

@@ -131,5 +131,9 @@ def report(
         from bridle.report.token_maps import gallery_of
 
         found = [summary._replace(gallery=gallery_of(run)) for summary, run in zip(found, runs, strict=True)]
-    path = write_report(found, out or runs[0] / "report.html", title="bridle report")
+    path = write_report(
+        found,
+        out or runs[0] / "report.html",
+        title=f"bridle report: {', '.join(run.folder for run in found[:3])}{' …' * (len(found) > 3)}",
+    )
     typer.echo(f"wrote {path}")

@@ -326,8 +326,10 @@ class Results(Record):
 
 def results_header(config: Config, folder: Path | None = None) -> Results:
     """Results without scores; `folder` is given where it may hold an exported model."""
-    embedded = modality_of(config).open_embedded is not None
-    title = config.data.source if embedded else config.name
+    modality, data = modality_of(config), config.data.manifest or config.data.root
+    title = config.data.source if modality.open_embedded is not None else config.name
+    if data is not None and config.name == modality.own_recipe[0]:  # "image" says nothing of one's own pictures
+        title = Path(data).stem or title
     return Results(name=config.name, title=title, method=method_name(config, folder), seed=config.seed)
 
 

@@ -7,7 +7,9 @@ Rows of the report file, one JSON object per line, in the order of the files, wr
 
 from __future__ import annotations
 
+import csv
 import json
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,10 +22,11 @@ import numpy as np
 
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts, Finding
 from bridle.data.inspect.inspection import inspect_file
-from bridle.data.listing.columns import PathList
+from bridle.data.listing.columns import WHOLE, MultiLabels, PathList
 from bridle.data.listing.folders import files_below, printable
 from bridle.data.listing.layouts import find_listing
 from bridle.data.listing.manifest import MANIFESTS, manifest_rows
+from bridle.data.listing.table import as_tuple
 from bridle.data.loading.watchdog import watched
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import (
@@ -35,6 +38,7 @@ from bridle.data.modality import (
     modality_of_file,
 )
 from bridle.errors import DataError, UsageError, quoted
+from bridle.files import replacing
 
 EXAMPLES = 3  # files named for each finding
 
@@ -61,6 +65,7 @@ class Report(NamedTuple):
     rates: dict[int, int]  # files by sample rate, most frequent first
     sizes: dict[str, int]  # files by width×height, most frequent first
     lengths: Lengths | None
+    bad: frozenset[Path] = frozenset()  # the unusable files
 
     @property
     def total(self) -> int:
@@ -110,6 +115,29 @@ def check_folder(
         report = tally.report()
         write({"summary": report.summary()})
     return report
+
+
+def write_good(path: Path, report: Report, out: Path) -> int:
+    """Write a manifest of the usable files of a data set with their labels, splits and folds; returns their number."""
+    found = find_listing(path, extensions=commonest_modality(find_media(path)).extensions)
+    label = "labels" if isinstance(found.train.labels, MultiLabels) else "label"
+    folder, classes, rows = out.absolute().parent, found.classes or (), list[dict[str, object]]()
+    for split, part in (("train", found.train), ("test", found.test)):
+        for i, file in enumerate([] if part is None else part.paths):
+            if part is None or not isinstance(file, Path) or file in report.bad:
+                continue
+            start, end = WHOLE if part.spans is None else part.spans[i]
+            row: dict[str, object] = {"path": os.path.relpath(file.absolute(), folder), "split": split}
+            if part.labels is not None:
+                row[label] = ";".join(classes[number] for number in as_tuple(part.labels[i]))
+            if found.folds is not None:
+                row["fold"] = found.folds[i]
+            rows.append(row if part.spans is None else row | {"start": start, "end": "" if end is None else end})
+    with replacing(out) as temporary, temporary.open("w", newline="", encoding="utf-8") as table:
+        writer = csv.DictWriter(table, list(dict.fromkeys(key for row in rows for key in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return len(rows)
 
 
 def find_media(path: Path, wanted: Modality | None = None) -> Sequence[Path]:
@@ -167,7 +195,7 @@ class Tally:
         self.files: Counter[str] = Counter()
         self.findings: Counter[str] = Counter()
         self.examples: dict[str, list[tuple[str, str]]] = {}
-        self.unusable = 0
+        self.bad: set[int] = set()
         self.flagged: set[int] = set()
         self.by_rate: dict[int, array[int]] = {}
         self.sizes: Counter[str] = Counter()
@@ -176,7 +204,8 @@ class Tally:
     def add(self, index: int, facts: Facts) -> tuple[Finding, ...]:
         """Count one file; returns its findings."""
         self.files[facts.kind] += 1
-        self.unusable += any(finding.name in UNUSABLE for finding in facts.findings)
+        if any(finding.name in UNUSABLE for finding in facts.findings):
+            self.bad.add(index)
         if facts.rate is not None:
             self.by_rate.setdefault(facts.rate, array("q")).append(index)
         if facts.size is not None:
@@ -216,11 +245,12 @@ class Tally:
             files=dict(self.files),
             findings=dict(self.findings.most_common()),
             examples=self.examples,
-            unusable=self.unusable,
+            unusable=len(self.bad),
             flagged=len(self.flagged),
             rates=dict(Counter({rate: len(files) for rate, files in self.by_rate.items()}).most_common()),
             sizes=dict(self.sizes.most_common()),
             lengths=None if seconds is None else lengths_of(seconds),
+            bad=frozenset(self.paths[index] for index in self.bad),
         )
 
 

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from bridle.cli import app
 from bridle.data.inspect.check import Lengths, check_folder
+from bridle.data.listing.layouts import find_listing
 from bridle.errors import DataError, UsageError
 from bridle.report.data_tables import check_lines, findings_table
 
@@ -164,3 +165,17 @@ def test_a_manifest_is_checked_whole_whatever_split_and_ending_its_rows_have(fol
     report = check_folder(tmp_path / "list.csv")
     assert report.files == {"audio": 4}
     assert report.findings == {"missing": 1}
+
+
+def test_the_usable_files_are_written_as_a_manifest_with_their_labels_and_splits(folder: Path, tmp_path: Path) -> None:
+    (folder.parent / "all").mkdir()
+    folder.rename(folder.parent / "all" / "train")
+    hiss(tmp_path / "all" / "test" / "b" / "3.wav")
+    out = tmp_path / "good.csv"
+    command = ["data", "check", str(tmp_path / "all"), "--write-manifest", str(out), "--workers", "1"]
+    said = CliRunner().invoke(app, command, catch_exceptions=False).output
+    assert f"wrote {out}: 5 usable files" in said
+    found = find_listing(out, extensions=())
+    assert [Path(str(path)).name for path in found.train.paths] == ["1.wav", "2.wav", "other rate.flac", "silent.wav"]
+    assert (found.classes, list(found.train.labels or ())) == (("a", "b"), [0, 0, 1, 1])
+    assert found.test is not None and list(found.test.labels or ()) == [1]
