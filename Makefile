@@ -1,5 +1,6 @@
 # make demo   the whole method on embedded data, in minutes
 # make test   formatting, types and all tests
+# make docs   the documentation as a site: open site/index.html
 # make soak   the long tests of reliability; SOAK_SCALE=0.1 tries a tenth
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ BIN := $(VENV)/bin
 # One torch thread: on a busy machine two can be ten times slower.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test soak check install figures clean
+.PHONY: demo test docs soak check install figures clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -36,6 +37,10 @@ check: install
 test: check
 	$(THREADS) $(BIN)/python -m pytest -n 2 --dist worksteal
 
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "wrote site/index.html"
+
 soak: install
 	$(THREADS) $(BIN)/python tests/soak --out soak
 
@@ -44,4 +49,4 @@ figures: install
 	$(BIN)/python benchmarks/long_run_figure.py
 
 clean:
-	rm -rf $(VENV) demo runs soak build dist *.egg-info
+	rm -rf $(VENV) demo runs site soak build dist *.egg-info

@@ -46,8 +46,8 @@ from bridle.train.run import (
 class Finished(NamedTuple):
     """A run that is done."""
 
-    folder: Path
-    results: Results  # results.json
+    folder: Path  # the run directory
+    results: Results  # what results.json holds
     was_finished: bool = False  # before this call, which then did nothing
 
     def load(self, *, device: str = "auto") -> Model:

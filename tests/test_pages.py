@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from bridle.cli import app
+from bridle.config import load_config, recipe_names
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
 TESTS = re.compile(r"`((?:tests/)?[\w/*]*test_[\w*]+\.py)(?:::(\w+))?")
 CODE = re.compile(r"`([\w/]+\.py)(?:: ([\w, .]+))?`")
 
@@ -54,9 +60,53 @@ def test_functions_that_are_named_exist(page: str) -> None:
             assert defined, f"{page}: {name}: {function}"
 
 
+def shown_commands(page: Path) -> list[list[str]]:
+    """The words of every `bridle` command in the shell blocks of a page."""
+    blocks = re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = (line.split("  #")[0].strip() for block in blocks for line in block.splitlines())
+    return [shlex.split(line)[1:] for line in lines if line.startswith("bridle ") and "…" not in line]
+
+
+def require_command(words: list[str]) -> None:
+    """Parse a command as the command line would, up to running it; its settings must be keys of the config."""
+    command, has_plugin = get_command(app), words[0] == "--plugin"
+    words = words[2:] if has_plugin else words
+    while hasattr(command, "commands"):
+        name, *words = words
+        command = command.commands[name]
+    given = command.make_context(name, words).params
+    if name == "launch":
+        require_command(given["command"])
+    if given.get("recipe") in recipe_names() and not has_plugin:
+        load_config(given["recipe"], given["overrides"] or [])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_shown_commands_options_and_settings_exist(page: Path) -> None:
+    for words in shown_commands(page):
+        try:
+            require_command(words)
+        except Exception as error:
+            raise AssertionError(f"{page.name}: bridle {shlex.join(words)}: {error}") from error
+
+
+def test_a_page_per_task_is_short_and_begins_with_commands() -> None:
+    pages = [page for page in DOCS if page.parent.name == "tasks"]
+    assert len(pages) == 4
+    for page in pages:
+        lines = page.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 60, page.name
+        assert lines.index("```bash") <= 8, page.name
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
-    linked = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")}
+    reached, new = set(), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        text = [(page, page.read_text(encoding="utf-8")) for page in new]
+        linked = {(page.parent / name).resolve() for page, t in text for name in re.findall(r"\]\(([\w/.-]+\.md)", t)}
+        new = linked - reached
+    assert set(DOCS) <= reached
 
 
 def test_the_readme_stays_short() -> None:

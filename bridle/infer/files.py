@@ -41,17 +41,17 @@ class FileCodes(NamedTuple):
 
     codes: Array  # (T, M), the smallest unsigned type that holds them
     times: NDArray[np.float64] | None  # (T,) seconds into the file; None where the first axis is not time
-    positions: NDArray[np.int32]  # (T, rank)
-    name: str
+    positions: NDArray[np.int32]  # (T, rank): place of each token in the grid
+    name: str  # the file
 
 
 class FileFeatures(NamedTuple):
     """Features of a file, or of a stretch of it; pooled ones are a single vector without times and positions."""
 
     z: NDArray[np.float32]  # (T, D); pooled (P · D,), with deviations (2 · P · D,)
-    times: NDArray[np.float64] | None
-    positions: NDArray[np.int32] | None
-    name: str
+    times: NDArray[np.float64] | None  # (T,) seconds into the file
+    positions: NDArray[np.int32] | None  # (T, rank)
+    name: str  # the file
 
 
 class WindowValues(NamedTuple):

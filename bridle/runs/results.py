@@ -113,10 +113,10 @@ class Hits(Record):
 class Score(Record):
     """One named number that a scorer returns; a share of 1 unless `unit` is empty."""
 
-    value: Number
-    interval: MaybeInterval = None  # 95 %
-    chance: Number = None
-    unit: Literal["%", ""] = "%"
+    value: Number  # the score
+    interval: MaybeInterval = None  # its 95 % interval
+    chance: Number = None  # the score of guessing
+    unit: Literal["%", ""] = "%"  # "%": the value is a share, shown in percent; "": shown as it is
     shots: int | None = None  # labels per class of a few-shot score
     draws: tuple[float, ...] = ()  # a few-shot score of each draw
     items: int = 0  # training items of a draw; queries of a retrieval
