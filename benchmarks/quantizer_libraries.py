@@ -120,7 +120,7 @@ def main() -> int:
         others=other_libraries,
         libraries=LIBRARIES,
     )
-    print(table.to_markdown())
+    print(table)
     return 0
 
 

@@ -16,7 +16,7 @@ def main() -> int:
     if modality not in MODALITIES or size not in SIZES:
         print(f"expected one of {', '.join(MODALITIES)} and one of {', '.join(SIZES)}", file=sys.stderr)
         return 2
-    row = run([chosen_model(modality, size)]).rows[0]
+    row = run([chosen_model(modality, size)])[0]
     print(f"{row.name}, {row.rows} rows: plain {row.seconds('plain'):.3f} CPU seconds")
     for who, budget in BUDGETS.items():
         print(f"{who}: {row.seconds(who):.3f} CPU seconds, {row.ratio(who):.2f} of plain (budget {budget})")

@@ -9,19 +9,20 @@ libraries.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, markdown_table, one_thread
+from bridle.bench.timing import Call, Tell, alternate, describe_machine, extra_memory, markdown_table, one_thread
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.kmeans import lloyd
 
 WIDTH, STAGES, CODES, ITERATIONS = 256, 4, 256, 10
-BUDGETS = {"assign": 2.2, "train step": 4.5, "k-means": 2.1}  # ×GEMM
+BUDGETS = {"assign": 2.2, "train step": 4.5, "k-means": 2.1}  # ×GEMM, by kind of work
+HEAD = ("work", "who", "vectors", "×GEMM", "CPU ms", "extra MB", "budget")
 
 
 class Fixture(NamedTuple):
@@ -30,14 +31,6 @@ class Fixture(NamedTuple):
     x: Tensor  # (S, 256)
     rq: ResidualQuantizer
     codes: list[Tensor]  # M tensors (256, 256)
-
-
-class Work(NamedTuple):
-    """One kind of work: the bare product it is measured against, and who does it."""
-
-    name: str
-    gemm: Call
-    calls: dict[str, Call]
 
 
 MoreCalls = Callable[[str, Fixture], dict[str, Call]]  # kind of work, its data -> other implementations by name
@@ -61,17 +54,6 @@ class BenchRow(NamedTuple):
         return self.work, self.who, f"{self.size:,}", f"{self.ratio:.2f}", f"{self.milliseconds:.1f}", extra, budget
 
 
-class BenchTable(NamedTuple):
-    """Rows in the order measured, and what they were measured on."""
-
-    rows: tuple[BenchRow, ...]
-    machine: str
-
-    def to_markdown(self) -> str:
-        head = ("work", "who", "vectors", "×GEMM", "CPU ms", "extra MB", "budget")
-        return f"{markdown_table(head, (row.cells() for row in self.rows), words=2)}\n{self.machine}\n"
-
-
 def run(
     sizes: Sequence[int] = (8192, 65536),
     repeats: int = 7,
@@ -79,37 +61,28 @@ def run(
     tell: Tell = lambda text: None,
     others: MoreCalls = lambda work, data: {},
     libraries: Sequence[str] = (),
-) -> BenchTable:
-    """Measure all work at all sizes; `others` adds implementations to compare with."""
-    rows: list[BenchRow] = []
+) -> str:
+    """Measure all work at all sizes and return a Markdown table; `others` adds implementations to compare with."""
     with one_thread():
-        for size in sizes:
-            for build in (assign_work, train_work, kmeans_work):
-                data = fixture(size)
-                work = build(data)
-                work.calls.update(others(work.name, data))
-                tell(f"{work.name}, {size:,} vectors: {', '.join(work.calls)}, {repeats} rounds")
-                rows.extend(measure(work, size, repeats))
-        return BenchTable(tuple(rows), describe_machine(libraries))
+        rows = [row for size in sizes for work in BUDGETS for row in measure(work, size, repeats, tell, others)]
+        return f"{markdown_table(HEAD, (row.cells() for row in rows), words=2)}\n{describe_machine(libraries)}\n"
 
 
-def measure(work: Work, size: int, repeats: int) -> Iterator[BenchRow]:
-    """Alternate between all implementations `repeats` times, each compared with a bare product timed just before it."""
-    extra = {who: extra_memory(call) for who, call in work.calls.items()}  # also the warm-up
-    work.gemm()
-    ratios: dict[str, list[float]] = {who: [] for who in work.calls}
-    times: dict[str, list[float]] = {who: [] for who in work.calls}
-    for _ in range(repeats):
-        for who, call in work.calls.items():
-            bare = cpu_seconds(work.gemm)
-            times[who].append(cpu_seconds(call))
-            ratios[who].append(times[who][-1] / bare)
-    for who in work.calls:
-        milliseconds = 1000 * statistics.median(times[who])
-        yield BenchRow(work.name, size, who, statistics.median(ratios[who]), milliseconds, extra[who])
+def measure(work: str, size: int, repeats: int, tell: Tell, others: MoreCalls) -> Iterator[BenchRow]:
+    """All implementations of one kind of work, alternating."""
+    data = fixture(size)
+    calls = own_calls(work, data) | others(work, data)
+    tell(f"{work}, {size:,} vectors: {', '.join(calls)}, {repeats} rounds")
+    gemm = bare_products(data, ITERATIONS if work == "k-means" else STAGES)
+    extra = {who: extra_memory(call) for who, call in calls.items()}  # also the warm-up
+    gemm()
+    for who, times in alternate(calls, gemm, repeats).items():
+        ratio, milliseconds = median(a / b for a, b in times), 1000 * median(a for a, _ in times)
+        yield BenchRow(work, size, who, ratio, milliseconds, extra[who])
 
 
 def fixture(size: int) -> Fixture:
+    """The vectors and codebooks that every implementation gets."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(size, WIDTH, generator=generator)
     rq = ResidualQuantizer(codebooks=STAGES, codes=CODES, width=WIDTH)
@@ -128,17 +101,14 @@ def bare_products(data: Fixture, times: int) -> Call:
     return products
 
 
-def assign_work(data: Fixture) -> Work:
+def own_calls(work: str, data: Fixture) -> dict[str, Call]:
+    """bridle's implementation of a kind of work; of the assignment also a naive one."""
+    x, seeds = data.x.clone().requires_grad_(work == "train step"), data.x[:CODES].clone()
+
     def naive() -> None:
         residual = data.x
         for code in data.codes:
             residual = residual - code[torch.cdist(residual, code).argmin(1)]
-
-    return Work("assign", bare_products(data, STAGES), {"bridle": lambda: data.rq.assign(data.x), "naive cdist": naive})
-
-
-def train_work(data: Fixture) -> Work:
-    x = data.x.clone().requires_grad_()
 
     def step() -> None:
         found = data.rq(x)
@@ -146,10 +116,6 @@ def train_work(data: Fixture) -> Work:
         (0.25 * found.commitment).backward()
         x.grad = None
 
-    return Work("train step", bare_products(data, STAGES), {"bridle": step})
-
-
-def kmeans_work(data: Fixture) -> Work:
-    seeds = data.x[:CODES].clone()
-    calls: dict[str, Call] = {"bridle": lambda: lloyd(data.x, seeds, iterations=ITERATIONS)}
-    return Work("k-means", bare_products(data, ITERATIONS), calls)
+    if work == "assign":
+        return {"bridle": lambda: data.rq.assign(data.x), "naive cdist": naive}
+    return {"bridle": step if work == "train step" else lambda: lloyd(data.x, seeds, iterations=ITERATIONS)}

@@ -11,18 +11,18 @@ Shapes: x (B, C, *input), V of T tokens visible, codes (B, T, M).
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bridle.bench.timing import Call, Tell, cpu_seconds, describe_machine, extra_memory, markdown_table, one_thread
+from bridle.bench.timing import Call, Tell, alternate, describe_machine, extra_memory, markdown_table, one_thread
 from bridle.config import Config, load_config
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
@@ -35,7 +35,7 @@ from bridle.nn.masking import draw_mask
 from bridle.quantize.usage import CodeAge
 from bridle.runs.folder import RunFolder
 from bridle.seeding import generator
-from bridle.train.engine import Phase, Progress, build_replicas, take_step
+from bridle.train.engine import Phase, Progress, build_replicas, take_step, unfreeze
 from bridle.train.optim import build_optimizer, named_parameters
 from bridle.train.phases import encoder_phase
 from bridle.train.run import Run, open_machine
@@ -95,11 +95,12 @@ class StepRow(NamedTuple):
     extra_mb: float | None  # peak memory a live step adds to weights and optimizer; None where it cannot be measured
 
     def seconds(self, who: str) -> float:
-        return statistics.median(self.turns[who])
+        """Median over turns."""
+        return median(self.turns[who])
 
     def ratio(self, who: str, to: str = "plain") -> float:
         """Median over turns: what loads the machine then loads both alike."""
-        return statistics.median(a / b for a, b in zip(self.turns[who], self.turns[to], strict=True))
+        return median(a / b for a, b in zip(self.turns[who], self.turns[to], strict=True))
 
     @property
     def utilisation(self) -> float:
@@ -107,6 +108,7 @@ class StepRow(NamedTuple):
         return self.operations / self.seconds("live") / self.gemm
 
     def verdict(self, who: str) -> str:
+        """The ratio to the plain step, and whether it is within the budget."""
         return f"{self.ratio(who):.2f} ({'met' if self.ratio(who) <= BUDGETS[who] else 'missed'})"
 
     def cells(self) -> tuple[str, ...]:
@@ -114,18 +116,6 @@ class StepRow(NamedTuple):
         extra = "–" if self.extra_mb is None else f"{self.extra_mb:.0f}"
         ratios = self.verdict("live"), self.verdict("reused"), f"{self.ratio('reused', 'live'):.2f}"
         return self.name, str(self.rows), *ratios, f"{self.seconds('live'):.3f}", f"{self.utilisation:.2f}", extra
-
-
-class StepTable(NamedTuple):
-    """Rows in the order measured, and what they were measured on."""
-
-    rows: tuple[StepRow, ...]
-    machine: str
-
-    def to_markdown(self) -> str:
-        budgets = (f"{who} / plain (≤ {BUDGETS[who]})" for who in ("live", "reused"))
-        head = ("model", "rows", *budgets, "reused / live", "live, CPU s", "GEMM", "extra MB")
-        return f"{markdown_table(head, (row.cells() for row in self.rows))}\n{self.machine}\n"
 
 
 class Measured(NamedTuple):
@@ -139,39 +129,42 @@ class Measured(NamedTuple):
 
 def chosen_model(modality: str, size: str, repeats: int | None = None) -> Measured:
     """The user's recipe of a modality in a size; base models have the paper's inputs."""
-    config = load_config(PAPER[modality] if size == "base" else modality, [] if size == "base" else [f"size={size}"])
+    config = load_config(PAPER[modality]) if size == "base" else load_config(modality, [f"size={size}"])
     return Measured(f"{modality} {size}", config, ROWS[size], repeats or REPEATS[size])
 
 
-def run(models: Iterable[Measured], *, tell: Tell = lambda text: None) -> StepTable:
+def run(models: Iterable[Measured], *, tell: Tell = lambda text: None) -> list[StepRow]:
     """Measure one model after the other."""
     rows = []
     with one_thread():
         for model in models:
             tell(f"{model.name}, {model.rows} rows, {model.repeats} turns")
             rows.append(measure(model))
-        return StepTable(tuple(rows), describe_machine())
+    return rows
+
+
+def to_markdown(rows: Iterable[StepRow]) -> str:
+    """The table of measured models, and what they were measured on."""
+    budgets = (f"{who} / plain (≤ {budget})" for who, budget in BUDGETS.items())
+    head = ("model", "rows", *budgets, "reused / live", "live, CPU s", "GEMM", "extra MB")
+    return f"{markdown_table(head, (row.cells() for row in rows))}\n{describe_machine()}\n"
 
 
 def measure(model: Measured) -> StepRow:
     """Alternate plain, live and reused steps of a model with a bare product between them."""
+    a = torch.randn(GEMM_SIZE, GEMM_SIZE, generator=generator("bench"))
+    out = torch.empty_like(a)
     with prepared(model.config, model.rows) as steps:
         for call in steps.values():
             call()  # the first step allocates; the first reused one finds the codes
         extra = extra_memory(steps["live"])
-        a = torch.randn(GEMM_SIZE, GEMM_SIZE, generator=generator("bench"))
-        out = torch.empty_like(a)
-        times: dict[str, list[float]] = {who: [] for who in (*steps, "gemm")}
-        for _ in range(model.repeats):
-            for who, call in steps.items():
-                times["gemm"].append(cpu_seconds(lambda: torch.mm(a, a, out=out)))
-                times[who].append(cpu_seconds(call))
+        times = alternate(steps, lambda: torch.mm(a, a, out=out), model.repeats)
     return StepRow(
         name=model.name,
         rows=model.rows,
-        turns={who: times[who] for who in steps},
+        turns={who: [own for own, _ in pairs] for who, pairs in times.items()},
         operations=encoder_step(model.config, rows=model.rows).total.operations,
-        gemm=2 * GEMM_SIZE**3 / statistics.median(times["gemm"]),
+        gemm=2 * GEMM_SIZE**3 / median(bare for pairs in times.values() for _, bare in pairs),
         extra_mb=extra,
     )
 
@@ -183,10 +176,7 @@ def prepared(config: Config, rows: int) -> Iterator[dict[str, Call]]:
     batch = next(Loader(source=source, seed=0, phase="bench", batch=rows, mean=[0.0], std=[1.0]).steps(0, 1))[0]
     nets = build_nets(config, iteration=2, later_tokenizer=True)
     start_codes(nets, config)
-    for module in nets.modules().values():
-        module.requires_grad_(False).eval()
-    for module in (nets.encoder, nets.decoder, nets.heads):
-        module.requires_grad_(True).train()
+    unfreeze(nets, {"encoder": nets.encoder, "decoder": nets.decoder, "heads": nets.heads})
     runtime = config.runtime.model_copy(update={"device": "cpu", "precision": "fp32", "threads": 0})
     config = config.model_copy(update={"runtime": runtime})
     with tempfile.TemporaryDirectory() as folder:

@@ -6,10 +6,9 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -25,36 +24,41 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words:
 
 
 def cpu_seconds(call: Call) -> float:
+    """CPU time of one call."""
     start = time.process_time()
     call()
     return time.process_time() - start
 
 
+def alternate(calls: Mapping[str, Call], gemm: Call, repeats: int) -> dict[str, list[tuple[float, float]]]:
+    """CPU seconds of every call and of the bare product timed right before it, turn by turn."""
+    times: dict[str, list[tuple[float, float]]] = {who: [] for who in calls}
+    for _ in range(repeats):
+        for who, call in calls.items():
+            bare = cpu_seconds(gemm)
+            times[who].append((cpu_seconds(call), bare))
+    return times
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit torch and the libraries that have their own threads to one thread each."""
-    before, limits = torch.get_num_threads(), None
-    torch.set_num_threads(1)
-    if find_spec("threadpoolctl"):
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
-        limits = threadpool_limits(1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        yield
+        with threadpool_limits(1):
+            yield
     finally:
-        if limits is not None:
-            limits.restore_original_limits()
         torch.set_num_threads(before)
 
 
 def extra_memory(call: Call) -> float | None:
     """Peak resident memory in MB that a call adds to what the process holds; None where /proc does not tell."""
-    reset = Path("/proc/self/clear_refs")
-    if not reset.exists():
-        return None
     try:
         ctypes.CDLL("libc.so.6").malloc_trim(0)  # give back what earlier calls left free, or it would hide the peak
-        reset.write_text("5")  # the peak starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     except OSError:
         return None
     before = resident("VmRSS")
@@ -70,17 +74,11 @@ def resident(field: str) -> int:
 
 def describe_machine(libraries: Sequence[str] = ()) -> str:
     """Processor, cores, and the versions of everything that took part, on one line."""
+    installed = {found.name: found.version for found in metadata.distributions()} if libraries else {}
     versions = [f"torch {torch.__version__}", f"Python {platform.python_version()}"]
-    for library in libraries:
-        try:
-            versions.append(f"{library} {metadata.version(library)}")
-        except metadata.PackageNotFoundError:
-            versions.append(f"{library} not installed")
-    return f"{processor()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch thread(s); {', '.join(versions)}."
-
-
-def processor() -> str:
+    versions += [f"{library} {installed.get(library, 'not installed')}" for library in libraries]
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    processor = next(named, platform.processor() or platform.machine())
+    return f"{processor}, {os.cpu_count()} cores, {torch.get_num_threads()} torch thread(s); {', '.join(versions)}."

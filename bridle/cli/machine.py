@@ -46,8 +46,7 @@ def bench_quantizer(
     """
     from bridle.bench import quantizer
 
-    table = quantizer.run(sizes=(8192,), repeats=3, tell=_tell) if quick else quantizer.run(tell=_tell)
-    _show(table.to_markdown(), out)
+    _show(quantizer.run(sizes=(8192,), repeats=3, tell=_tell) if quick else quantizer.run(tell=_tell), out)
     typer.echo("With other libraries: python benchmarks/quantizer_libraries.py, in bridle's repository.")
 
 
@@ -99,4 +98,4 @@ def bench_step(
     else:
         sizes = size or (["tiny", "small"] if modality else step.SIZES)
         models = [step.chosen_model(m, s, repeats) for s in sizes for m in modality or step.MODALITIES]
-    _show(step.run(models, tell=_tell).to_markdown(), out)
+    _show(step.to_markdown(step.run(models, tell=_tell)), out)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bridle.bench.data import DataRate, DataTable, StepRate, run
+from bridle.bench.data import DataTable, run
 from bridle.config import Config
 
 
@@ -15,11 +15,11 @@ def table(*, alone: float, one: float, model: float, configured: int) -> DataTab
         name="a",
         batch=64,
         configured=configured,
-        data=(DataRate(0, alone), DataRate(1, one)),
-        model=StepRate(16, model),
+        loading={0: alone, 1: one},
+        model=model,
+        rows=16,
         device="cuda",
         cores=4,
-        machine="a machine",
     )
 
 
@@ -32,7 +32,7 @@ def test_too_few_workers_make_the_data_the_bottleneck() -> None:
 
 def test_workers_beyond_the_cores_add_nothing() -> None:
     found = table(alone=50, one=40, model=1000, configured=64)
-    assert found.ready == 4 * 40
+    assert "loads 0.2 times as fast" in found.verdict()  # 4 · 40 of 1000
     assert "25 worker(s) balance the two. This machine has 4 core(s)" in found.verdict()
 
 
@@ -56,15 +56,15 @@ def test_who_loads_in_no_time_needs_no_workers() -> None:
 def test_a_recipe_is_measured(small: Callable[..., Config]) -> None:
     told: list[str] = []
     found = run(small(), seconds=0.1, workers=(0, 1), tell=told.append)
-    assert [rate.workers for rate in found.data] == [0, 1]
-    assert min(rate.per_second for rate in found.data) > 0
-    assert found.model.rows in (2, 8)  # 8 unless the machine is too busy for so many in so short a time
-    assert found.model.per_second > 0
+    assert list(found.loading) == [0, 1]
+    assert min(found.loading.values()) > 0
+    assert found.rows in (2, 8)  # 8 unless the machine is too busy for so many in so short a time
+    assert found.model > 0
     text = found.to_markdown()
     assert text.count("\n| ") == 4  # a rule, two rates and the step
-    assert f"encoder step, {found.model.rows} of 8 rows" in text
+    assert f"encoder step, {found.rows} of 8 rows" in text
     assert len(told) == 4
 
 
 def test_a_recipe_without_a_tokenizer_is_measured_too(small: Callable[..., Config]) -> None:
-    assert run(small("loss.target=patches"), seconds=0.05, workers=(0,)).model.per_second > 0
+    assert run(small("loss.target=patches"), seconds=0.05, workers=(0,)).model > 0

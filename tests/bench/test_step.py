@@ -39,11 +39,10 @@ def test_the_plain_step_has_the_same_loss_as_ours(small: Small) -> None:
 
 def test_a_table_has_ratios_and_memory(small: Small) -> None:
     said: list[str] = []
-    table = bench.run([bench.Measured("digits-tiny", small(), 2, 1)], tell=said.append)
-    (row,) = table.rows
+    (row,) = bench.run([bench.Measured("digits-tiny", small(), 2, 1)], tell=said.append)
     assert row.ratio("live") == row.seconds("live") / row.seconds("plain")  # one turn
     assert 0 < row.utilisation < 1.5
-    text = table.to_markdown()
+    text = bench.to_markdown([row])
     assert "| digits-tiny | 2 |" in text
     assert "reused / live" in text
     assert said == ["digits-tiny, 2 rows, 1 turns"]
