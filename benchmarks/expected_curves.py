@@ -31,7 +31,7 @@ from bridle.config import Config, read_config
 from bridle.files import read_lines
 from bridle.train.algorithm1 import schedule
 from bridle.train.engine import phase_key
-from bridle.train.reference_curves import FORMAT, changes, method_key, recipe_of, settings_of
+from bridle.train.reference_curves import FORMAT, IGNORED, changes, method_key, recipe_of
 
 POINTS = 8  # per phase
 WINDOW = 30  # steps on either side
@@ -66,6 +66,21 @@ def read_finished(folder: Path) -> Finished:
         if not rows[key] or rows[key][-1]["step"] < rows[key][-1]["steps"]:
             raise SystemExit(f"{folder}: {key} is not finished; continue the run with the command that began it.")
     return Finished(folder, config, dict(rows))
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """Every setting that moves the curves beside the codebooks' sizes, under its dotted name."""
+    found: dict[str, Any] = {}
+
+    def visit(value: Any, path: str) -> None:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                visit(item, f"{path}.{key}" if path else key)
+        elif not path.startswith((*IGNORED, "quantizer.codebooks", "quantizer.codes")):
+            found[path] = value
+
+    visit(config.model_dump(mode="json"), "")
+    return found
 
 
 def reference_steps(rows: Sequence[dict[str, Any]]) -> list[int]:

@@ -14,8 +14,8 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 from bridle.files import locked
 
@@ -59,31 +59,29 @@ EXIT_CODE = 70  # of the action exit
 HANG_SECONDS = 3600.0
 
 
-class Entry(NamedTuple):
-    """One fault that is asked for."""
-
-    text: str  # as it was written
-    name: str
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
-    on: bool  # and every time after
-    action: str
-
-
 class Armed:
-    """The faults asked for, and how often each place was passed in this process."""
+    """The faults asked for, how often each place was passed in this process, and the log of faults that fired."""
 
-    def __init__(self, entries: list[Entry], log: str | None) -> None:
-        self.entries, self.log = entries, log
-        self.passed: dict[str, int] = {}
+    def __init__(self, text: str, log: str | None) -> None:
+        self.log, self.passed, self.entries = log, Counter[str](), list[re.Match[str]]()
+        for part in filter(None, map(str.strip, text.split(";"))):
+            found = ENTRY.fullmatch(part)
+            if found is None or found["name"] not in POINTS:
+                names = sorted(POINTS)
+                raise ValueError(f"BRIDLE_FAILPOINTS: {part!r} is not NAME[@N[+]]=ACTION with a name of {names}")
+            self.entries.append(found)
 
-    def due(self, name: str) -> list[Entry]:
-        wanted = [entry for entry in self.entries if entry.name == name]
-        if not wanted:
-            return []
-        self.passed[name] = count = self.passed.get(name, 0) + 1
-        return [entry for entry in wanted if entry.count == count or (entry.on and count > entry.count)]
+    def hit(self, name: str) -> bool:
+        """Count a passage and do what is due; True where the caller is to spoil its value."""
+        self.passed[name] += 1
+        spoil = False
+        for entry in self.entries:
+            late = self.passed[name] - int(entry["count"] or 1)
+            if entry["name"] == name and (late == 0 or (entry["on"] and late > 0)) and self.claim(entry):
+                spoil = act(entry["action"], name) or spoil
+        return spoil
 
-    def claim(self, entry: Entry) -> bool:
+    def claim(self, entry: re.Match[str]) -> bool:
         """Write a line into the log; False where an entry that fires once is already there."""
         if self.log is None:
             return True
@@ -91,9 +89,9 @@ class Armed:
         # Other processes may pass the place at the same time.
         with locked(log.with_name(f".{log.name}.lock")), log.open("a+", encoding="utf-8") as file:
             file.seek(0)
-            if not entry.on and entry.text in file.read().splitlines():
+            if not entry["on"] and entry[0] in file.read().splitlines():
                 return False
-            file.write(entry.text + "\n")
+            file.write(entry[0] + "\n")
             file.flush()
         return True
 
@@ -103,31 +101,17 @@ armed: Armed | None = None
 
 def hit(name: str) -> bool:
     """Pass the place `name`; True where the caller is to spoil its value (the action nan)."""
-    return armed is not None and _fire(name)
+    return armed is not None and armed.hit(name)
 
 
 def arm(text: str, *, log: str | None = None) -> None:
     """Ask for faults, as BRIDLE_FAILPOINTS does; an empty text asks for none."""
     global armed  # noqa: PLW0603 - one switch for the whole process
-    entries = []
-    for part in filter(None, (part.strip() for part in text.split(";"))):
-        found = ENTRY.fullmatch(part)
-        if found is None or found["name"] not in POINTS:
-            raise ValueError(f"BRIDLE_FAILPOINTS: {part!r} is not NAME[@N[+]]=ACTION with a name of {sorted(POINTS)}")
-        entries.append(Entry(part, found["name"], int(found["count"] or 1), bool(found["on"]), found["action"]))
-    armed = Armed(entries, log) if entries else None
+    armed = Armed(text, log) if text.strip() else None
 
 
-def _fire(name: str) -> bool:
-    assert armed is not None
-    spoil = False
-    for entry in armed.due(name):
-        if armed.claim(entry):
-            spoil = _act(entry.action, name) or spoil
-    return spoil
-
-
-def _act(action: str, name: str) -> bool:
+def act(action: str, name: str) -> bool:
+    """Do an action at a place; True for nan, which is the caller's to do."""
     if action in ACTIONS:
         os.kill(os.getpid(), ACTIONS[action])
     elif action == "exit":

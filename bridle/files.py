@@ -318,9 +318,14 @@ def require_space(folder: Path, needed: int, *, what: str) -> None:
         )
 
 
-def unwritable(path: Path, error: OSError) -> CheckpointError:
-    """The error for a file that could not be written: where, why, how much room there is, and what to do."""
-    return CheckpointError(
-        f"{path}: cannot be written ({error.strerror or error}); free on that disk: {free_bytes(path.parent):,} bytes. "
-        "Checkpoints saved before are untouched; free some space or mend permissions, then run the same command again."
-    )
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Inside the block an OSError becomes a CheckpointError: where, why, how much space there is, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: cannot be written ({error.strerror or error}); free on that disk: {free_bytes(path.parent):,} "
+            "bytes. Checkpoints saved before are untouched; free some space or mend permissions, then run the same "
+            "command again."
+        ) from error

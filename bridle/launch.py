@@ -1,7 +1,7 @@
-"""`bridle launch`: the same command in several processes, on this machine, on several, or through Slurm.
+"""`bridle launch`: run a command in several processes, on this machine, on several machines, or as a Slurm job.
 
-torch's own agent (torchrun) starts and watches the processes of one machine. Here its arguments are put together, its
-outcome becomes one line and an exit code, and a Slurm job runs one agent a node.
+torchrun starts and watches the processes of one machine; a Slurm job runs one torchrun per node. This module builds the
+arguments, and turns the outcome into one line and an exit code.
 """
 
 from __future__ import annotations
@@ -9,60 +9,45 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import join, quote
 from typing import Any, NamedTuple
 
 from bridle.errors import BridleError, UsageError, quoted
 from bridle.machine import usable_cores
 
-# What --slurm takes, and the name submitit has for it.
-SLURM_KEYS = {
-    "partition": "partition",
-    "account": "account",
-    "time": "time",
-    "qos": "qos",
-    "constraint": "constraint",
-    "mem": "mem",
-    "cpus": "cpus_per_task",
-    "name": "job_name",
-}
-SIGNAL_SECONDS = 120  # between Slurm's warning and the end of the job: time for one step and a checkpoint
-MOST_TIMEOUTS = 1000  # a job that runs out of time is queued again this often
+# Keys of --slurm, and submitit's names for them.
+SLURM_KEYS = {key: key for key in ("partition", "account", "time", "qos", "constraint", "mem")}
+SLURM_KEYS |= {"cpus": "cpus_per_task", "name": "job_name"}
+SIGNAL_SECONDS = 120  # from Slurm's warning to the end of the job: time for one step and a checkpoint
+MOST_TIMEOUTS = 1000  # how often a job that runs out of time is queued again
 FIRST_PORT, PORTS = 20000, 20000
 
 
-class Place(NamedTuple):
-    """Where the processes run."""
+class Topology(NamedTuple):
+    """How many processes run on how many machines, and which machine this is."""
 
     devices: int  # processes on each machine
     nodes: int = 1
     node_rank: int = 0
-    rendezvous: str | None = None  # HOST:PORT of machine 0; needed with several
+    rendezvous: str | None = None  # HOST:PORT of machine 0; needed with several machines
 
 
 class LaunchError(BridleError):
-    """A process that was started here failed; it has said why."""
+    """A process of the launched command failed and has printed the reason."""
 
     def __init__(self, message: str, *, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
 
 
-def default_devices() -> int:
-    """One process for each GPU; one on a machine without."""
-    import torch
-
-    return max(1, torch.cuda.device_count())
-
-
-def make_place(*, devices: int | None, nodes: int, node_rank: int, rendezvous: str | None) -> Place:
-    """Check that the numbers fit together."""
+def checked_topology(*, devices: int | None, nodes: int, node_rank: int, rendezvous: str | None) -> Topology:
+    """The topology that the options describe; UsageError if they contradict each other. Default: a process per GPU."""
     if nodes > 1 and rendezvous is None:
         raise UsageError("--nodes needs --rendezvous HOST:PORT, the same on every machine: a name of machine 0.")
     address = re.fullmatch(r"[^:\s]+:(\d{1,5})", rendezvous or "node0:29500")
@@ -70,68 +55,62 @@ def make_place(*, devices: int | None, nodes: int, node_rank: int, rendezvous: s
         raise UsageError(f"--rendezvous {quoted(rendezvous)}: expected HOST:PORT, such as node0:29500.")
     if not 0 <= node_rank < nodes:
         raise UsageError(f"--node-rank {node_rank}: with --nodes {nodes} it goes from 0 to {nodes - 1}.")
-    return Place(devices or default_devices(), nodes, node_rank, rendezvous)
+    if devices is None:
+        import torch
+
+        devices = max(1, torch.cuda.device_count())
+    return Topology(devices, nodes, node_rank, rendezvous)
 
 
-def torchrun_arguments(place: Place, command: Sequence[str]) -> list[str]:
-    """What torchrun is told."""
-    if place.rendezvous is None:
+def torchrun_arguments(topology: Topology, command: Sequence[str]) -> list[str]:
+    """Arguments of torchrun for one machine."""
+    if topology.rendezvous is None:
         where = ["--standalone"]
     else:
-        host, port = place.rendezvous.split(":")
-        where = ["--nnodes", str(place.nodes), "--node-rank", str(place.node_rank)]
+        host, port = topology.rendezvous.split(":")
+        where = ["--nnodes", str(topology.nodes), "--node-rank", str(topology.node_rank)]
         where += ["--master-addr", host, "--master-port", port]
-    return [*where, "--nproc-per-node", str(place.devices), "-m", "bridle", *command]
+    return [*where, "--nproc-per-node", str(topology.devices), "-m", "bridle", *command]
 
 
-def torchrun_line(place: Place, command: Sequence[str]) -> str:
-    """The same as a line for a shell."""
-    return shlex.join(["torchrun", *torchrun_arguments(place, command)])
-
-
-def run_here(place: Place, command: Sequence[str]) -> None:
-    """Start the processes of this machine and wait for them; the exit code of the first that failed is raised."""
+def run_local(topology: Topology, command: Sequence[str]) -> None:
+    """Start the processes of this machine and wait for them; LaunchError has the exit code of the first that failed."""
     from torch.distributed import DistError
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # what it tells is told below, shorter
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // place.devices)))
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its long messages are replaced below
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // topology.devices)))
     try:
-        torchrun.run(torchrun.parse_args(torchrun_arguments(place, command)))
+        torchrun.run(torchrun.parse_args(torchrun_arguments(topology, command)))
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
-        raise failure_of(rank, failure.exitcode) from failed
+        raise first_failure(rank, failure.exitcode) from failed
     except SignalException as stopped:
         raise LaunchError("stopped; run the same command again to continue.", exit_code=128 + stopped.sigval) from None
     except (DistError, RendezvousError) as error:
-        raise no_meeting(place, error) from error
+        where = f"at {topology.rendezvous} (--rendezvous)" if topology.rendezvous else "on this machine"
+        raise UsageError(
+            f"the processes cannot meet {where}: {quoted(str(error).splitlines()[0], 200)}. Machine 0 must be running, "
+            "with the port free and reachable from the others; try another port, or check the firewall."
+        ) from error
 
 
-def failure_of(rank: int, code: int) -> LaunchError:
-    """The end of the first process that failed, with the exit code it gives the whole; a signal counts 128 + number."""
+def first_failure(rank: int, code: int) -> LaunchError:
+    """The error for the first process that failed; a signal becomes exit code 128 + its number."""
     if code < 0:
         name = signal.Signals(-code).name
-        return LaunchError(f"rank {rank} was ended first, by {name}; the others were stopped.", exit_code=128 - code)
-    return LaunchError(f"rank {rank} ended first, with exit code {code}; why is said above.", exit_code=code)
-
-
-def no_meeting(place: Place, error: Exception) -> UsageError:
-    """The agents did not find each other; torch has no better word for it than which socket failed how."""
-    where = "on this machine" if place.rendezvous is None else f"at {place.rendezvous} (--rendezvous)"
-    return UsageError(
-        f"the processes cannot meet {where}: {quoted(str(error).splitlines()[0], 200)}. Machine 0 must be up, its port "
-        "free there and reachable from the others; try another port, look at the firewall."
-    )
+        return LaunchError(f"rank {rank} was killed first, by {name}; the others were stopped.", exit_code=128 - code)
+    return LaunchError(f"rank {rank} failed first, with exit code {code}; its error is above.", exit_code=code)
 
 
 # --- Slurm -----------------------------------------------------------------------------------------------------------
 
 
-def slurm_settings(text: str, place: Place, *, gpus: bool) -> dict[str, Any]:
-    """`partition=gpu,account=abc,time=24:00:00` as submitit wants it."""
+def slurm_settings(text: str, topology: Topology, *, gpus: bool) -> dict[str, Any]:
+    """`partition=gpu,account=abc,time=24:00:00` as parameters of submitit."""
     settings: dict[str, Any] = {"job_name": "bridle", "time": 24 * 60}
     for pair in text.split(","):
         key, equals, value = pair.strip().partition("=")
@@ -140,12 +119,12 @@ def slurm_settings(text: str, place: Place, *, gpus: bool) -> dict[str, Any]:
         if key == "cpus" and not re.fullmatch(r"[1-9]\d*", value):
             raise UsageError(f"--slurm cpus={quoted(value)}: expected a number of cores.")
         settings[SLURM_KEYS[key]] = minutes(value) if key == "time" else int(value) if key == "cpus" else value
-    settings |= {"nodes": place.nodes, "ntasks_per_node": 1, "signal_delay_s": SIGNAL_SECONDS}
-    return settings | ({"gpus_per_node": place.devices} if gpus else {})
+    settings |= {"nodes": topology.nodes, "ntasks_per_node": 1, "signal_delay_s": SIGNAL_SECONDS}
+    return settings | ({"gpus_per_node": topology.devices} if gpus else {})
 
 
 def minutes(text: str) -> int:
-    """Slurm's time: minutes, H:M:S or D-H:M:S, in minutes."""
+    """Minutes of a Slurm time limit: minutes, H:M:S or D-H:M:S."""
     found = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):(\d\d):(\d\d)|(\d+))", text)
     if found is None:
         raise UsageError(f"--slurm time={quoted(text)}: expected minutes, H:MM:SS or D-H:MM:SS.")
@@ -154,7 +133,7 @@ def minutes(text: str) -> int:
 
 
 class SlurmTask:
-    """What each node of a Slurm job runs: one agent. Asked to make room, it lets the run save and queues it again."""
+    """What each node of a Slurm job runs: one `bridle launch`. When preempted it saves, and the job is queued again."""
 
     def __init__(self, *, devices: int, nodes: int, command: Sequence[str]) -> None:
         self.devices, self.nodes, self.command = devices, nodes, list(command)
@@ -162,27 +141,29 @@ class SlurmTask:
     def __call__(self) -> None:
         import submitit
 
-        here = submitit.JobEnvironment()
-        port = FIRST_PORT + int(re.sub(r"\D", "", here.raw_job_id) or 0) % PORTS
-        self.wait_for(self.arguments(node=here.node, host=here.hostnames[0], port=port))
+        job = submitit.JobEnvironment()
+        port = FIRST_PORT + int(re.sub(r"\D", "", job.raw_job_id) or 0) % PORTS
+        self.wait_for(self.arguments(node=job.node, host=job.hostnames[0], port=port))
 
     def arguments(self, *, node: int, host: str, port: int) -> list[str]:
+        """The command line of one node."""
         words = [sys.executable, "-m", "bridle", "launch", "--devices", str(self.devices)]
         if self.nodes > 1:
             words += ["--nodes", str(self.nodes), "--node-rank", str(node), "--rendezvous", f"{host}:{port}"]
         return [*words, "--", *self.command]
 
     def wait_for(self, arguments: Sequence[str]) -> None:
-        # A large checkpoint may take longer than the half minute that torchrun grants.
+        """Run a command; LaunchError if it fails."""
+        # A large checkpoint may take longer than the 30 seconds that torchrun grants.
         grace = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SIGNAL_SECONDS - 30)}
         self.child = subprocess.Popen(arguments, env={**os.environ, **grace})
-        while self.child.poll() is None:  # not wait(): `checkpoint` must be able to look, from a signal handler
+        while self.child.poll() is None:  # not wait(): `checkpoint` polls too, from a signal handler
             time.sleep(0.5)
         if self.child.returncode:
             raise LaunchError(f"the command ended with {self.child.returncode}.", exit_code=self.child.returncode)
 
     def checkpoint(self) -> Any:
-        """Called by submitit when Slurm takes the node back or time is up: save, leave, and go on in a new job."""
+        """Called by submitit on preemption or timeout: let the command save and end, and submit the same task again."""
         from submitit.helpers import DelayedSubmission
 
         self.child.terminate()
@@ -193,24 +174,21 @@ class SlurmTask:
 
 
 def slurm_script(task: SlurmTask, settings: Mapping[str, Any], logs: Path) -> str:
-    """The sbatch script that `submit` would hand in."""
-    slurm = _submitit().slurm.slurm
-    # submitit's executor refuses to exist where there is no Slurm, which is where people look at a dry run first.
-    text: str = slurm._make_sbatch_string(
-        command=f"{shlex.quote(sys.executable)} -u -m submitit.core._submit {shlex.quote(str(logs))}",
-        folder=logs,
-        **settings,
+    """The sbatch script that `submit` would submit."""
+    # submitit's executor cannot be created where there is no Slurm, which is where people try a dry run first.
+    text: str = _submitit().slurm.slurm._make_sbatch_string(
+        command=f"{quote(sys.executable)} -u -m submitit.core._submit {quote(str(logs))}", folder=logs, **settings
     )
-    return f"{text}\n# each node runs: python {shlex.join(task.arguments(node=0, host='NODE0', port=FIRST_PORT)[1:])}\n"
+    return f"{text}\n# each node runs: python {join(task.arguments(node=0, host='NODE0', port=FIRST_PORT)[1:])}\n"
 
 
 def submit(task: SlurmTask, settings: Mapping[str, Any], logs: Path) -> str:
-    """Hand the job in; returns its number."""
+    """Submit the job; returns its id."""
     submitit = _submitit()
     try:
         executor = submitit.SlurmExecutor(folder=logs, max_num_timeout=MOST_TIMEOUTS)
     except RuntimeError as error:
-        raise UsageError(f"no Slurm here ({error}); run this on a login node, or look with --dry-run.") from error
+        raise UsageError(f"no Slurm on this machine ({error}); use a login node, or --dry-run.") from error
     executor.update_parameters(**settings)
     try:
         return str(executor.submit(task).job_id)

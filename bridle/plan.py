@@ -15,17 +15,18 @@ With P_t trained and P_f frozen parameters, N devices, b rows a device and micro
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bridle.config import Config
-from bridle.config.schema import FinetuneConfig, PhaseConfig
+from bridle.config.training_schema import PhaseConfig
 from bridle.data.build import open_data
 from bridle.data.modality import modality_of
 from bridle.errors import ConfigError, UsageError
@@ -41,15 +42,15 @@ PUBLISHED = {
     "audioset2m": 2_084_320, "audioset20k": 22_160, "esc50": 2_000, "esc50-tiny": 2_000, "imagenet1k": 1_281_167,
     "kinetics400": 246_534, "cifar10-tiny": 50_000,
 }  # fmt: skip
-MANY_FILES = 2_000.0  # opens a second over all devices, above which a shared file system is the bottleneck
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """One accelerator, by its data sheet."""
 
     name: str
     peak: float  # operations a second in `precision`, dense
-    memory: float | None  # bytes; None: not known here
+    memory: float | None  # bytes; None: not known
     precision: str
     utilisation: float  # assumed share of the peak that training reaches
 
@@ -60,23 +61,21 @@ DEVICES = {
 }
 
 
-class Memory(NamedTuple):
+@dataclass(frozen=True)
+class Memory:
     """Bytes on one device at the height of a step."""
 
     weights: float
     gradients: float
     optimizer: float
+    gathered: float  # whole blocks, while weights are sharded
     activations: float
-    gathered: float = 0.0  # whole blocks, while weights are sharded
-
-    @property
-    def total(self) -> float:
-        return sum(self)
+    total: float
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase of the schedule."""
+    """One phase of the schedule. Traffic is in bytes per device and step, checkpoints are in bytes."""
 
     iteration: int
     name: str
@@ -85,44 +84,30 @@ class PhasePlan:
     batch: int
     tokens_per_step: int
     operations: dict[str, int]  # of one sample, by part, forward and backward
+    operations_per_sample: int
     trained: int  # parameters
     frozen: int
     rows: int  # that go through a device at once
     accumulation: int  # micro-batches a step and device
-    replicated: Memory
-    sharded: Memory
+    memory_replicated: Memory
+    memory_sharded: Memory
     fitting_rows: int | None  # the largest power of two of rows that fits; None where the device's memory is not known
-    traffic_replicated: float  # bytes per device and step
+    traffic_replicated: float
     traffic_sharded: float
-    checkpoint: int  # bytes, inside the phase
+    checkpoint: int  # inside the phase
     checkpoint_end: int
-    seconds_per_step: float  # estimated
-
-    @property
-    def operations_per_sample(self) -> int:
-        return sum(self.operations.values())
-
-    @property
-    def days(self) -> float:
-        return self.steps * self.seconds_per_step / SECONDS_PER_DAY
+    estimated_seconds_per_step: float
+    estimated_days: float
 
 
-class FinetunePlan(NamedTuple):
-    """How long `bridle finetune` will be."""
+@dataclass(frozen=True)
+class FinetunePlan:
+    """The length of `bridle finetune`."""
 
     steps: int
     batch: int
     epochs: float
     epoch_items: int  # draws that count as one epoch
-
-    @classmethod
-    def of(cls, settings: FinetuneConfig, samples: int | None) -> FinetunePlan | None:
-        """None where the number of training items is not known and decides."""
-        items = settings.epoch_items or samples
-        if items is None:
-            return None
-        steps = settings.step_count(items)
-        return cls(steps, settings.batch, steps * settings.batch / items, items)
 
 
 @dataclass(frozen=True)
@@ -131,60 +116,22 @@ class Plan:
 
     name: str
     devices: int
-    device: Device
+    assumed: Device
     samples: int | None
     sample_bytes: int  # of a decoded sample, float32
     parameters: dict[str, int]  # by module, of the last iteration
     phases: tuple[PhasePlan, ...]
-    finetune: FinetunePlan | None
-    keep: int
-    checkpoint_every: int
-
-    @property
-    def days(self) -> float:
-        return sum(phase.days for phase in self.phases)
-
-    @property
-    def samples_per_second(self) -> float:
-        """The most that any phase asks of the data, over all devices."""
-        return max(phase.batch / phase.seconds_per_step for phase in self.phases)
-
-    @property
-    def hidden_traffic(self) -> float:
-        """Bytes a second and device, replicated, that take as long to move as the step takes to compute."""
-        return max(phase.traffic_replicated / phase.seconds_per_step for phase in self.phases)
-
-    @property
-    def disk(self) -> int:
-        """Bytes of checkpoints at the end of the run, when the last phase has not dropped its own yet."""
-        return sum(p.checkpoint_end for p in self.phases) + self.keep * max(p.checkpoint for p in self.phases)
+    finetune: FinetunePlan | None  # None where the number of training items is not known and decides
+    keep: int  # checkpoints inside a phase
+    checkpoint_disk: int  # bytes of checkpoints at the end of the run, the last phase's own included
+    estimated_days: float
+    estimated_bytes_per_second_and_device: float  # replicated: takes as long to move as the step takes to compute
+    estimated_samples_per_second: float  # the most that any phase asks of the data, over all devices
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything as JSON; what is estimated sits under names that say so."""
-        phases = []
-        for phase in self.phases:
-            row = asdict(phase)
-            row["estimated_seconds_per_step"] = row.pop("seconds_per_step")
-            memory = {"memory_replicated": phase.replicated, "memory_sharded": phase.sharded}
-            row |= {key: {**m._asdict(), "total": m.total} for key, m in memory.items()}
-            del row["replicated"], row["sharded"]
-            phases.append(row | {"operations_per_sample": phase.operations_per_sample, "estimated_days": phase.days})
-        return {
-            "format": 1,
-            "name": self.name,
-            "devices": self.devices,
-            "assumed": self.device._asdict(),
-            "samples": self.samples,
-            "sample_bytes": self.sample_bytes,
-            "parameters": self.parameters,
-            "phases": phases,
-            "finetune": None if self.finetune is None else self.finetune._asdict(),
-            "checkpoint_disk": self.disk,
-            "estimated_days": self.days,
-            "estimated_bytes_per_second_and_device": self.hidden_traffic,
-            "estimated_samples_per_second": self.samples_per_second,
-            "estimated_samples_per_second_and_device": self.samples_per_second / self.devices,
-        }
+        """Everything as JSON; what is estimated has a name that says so."""
+        per_device = self.estimated_samples_per_second / self.devices
+        return {"format": 1, **asdict(self), "estimated_samples_per_second_and_device": per_device}
 
 
 def make_plan(
@@ -194,28 +141,40 @@ def make_plan(
     """Plan a run of a config."""
     chosen = this_cpu() if device == "cpu" else DEVICES[device]
     if utilisation is not None:
-        chosen = chosen._replace(utilisation=utilisation)
+        chosen = replace(chosen, utilisation=utilisation)
     count = samples if samples is not None else known_samples(config)
-    turns = schedule(config)
-    costs = Costs(config, chosen.precision)
+    turns, costs = schedule(config), step_costs(config, chosen.precision)
     phases = tuple(_phase(config, turn, devices, chosen, count, costs) for turn in turns)
-    nets = _nets(config, turns[-1])
+    largest = max(phase.checkpoint for phase in phases)
     return Plan(
         name=config.name,
         devices=devices,
-        device=chosen,
+        assumed=chosen,
         samples=count,
         sample_bytes=NUMBER * prod(config.geometry.build().shape),
-        parameters={name: _numbers(module) for name, module in nets.modules().items()},
+        parameters={name: _saved(module) for name, module in _nets(config, turns[-1]).modules().items()},
         phases=phases,
-        finetune=FinetunePlan.of(config.finetune, count),
+        finetune=plan_finetune(config, count),
         keep=config.runtime.keep,
-        checkpoint_every=config.runtime.checkpoint_every,
+        checkpoint_disk=sum(phase.checkpoint_end for phase in phases) + config.runtime.keep * largest,
+        estimated_days=sum(phase.estimated_days for phase in phases),
+        estimated_bytes_per_second_and_device=max(p.traffic_replicated / p.estimated_seconds_per_step for p in phases),
+        estimated_samples_per_second=max(p.batch / p.estimated_seconds_per_step for p in phases),
     )
 
 
+def plan_finetune(config: Config, samples: int | None) -> FinetunePlan | None:
+    """Steps and epochs of fine-tuning on so many training items."""
+    settings = config.finetune
+    items = settings.epoch_items or samples
+    if items is None:
+        return None
+    steps = settings.step_count(items)
+    return FinetunePlan(steps, settings.batch, steps * settings.batch / items, items)
+
+
 def known_samples(config: Config) -> int | None:
-    """Samples of the training set: counted where the data is at hand, else as published; None where neither is."""
+    """Number of training samples: counted where the config names data, else as published; None where neither is."""
     data = config.data
     if modality_of(config).open_embedded is not None or data.root is not None or data.manifest is not None:
         return len(open_data(config).train)
@@ -232,62 +191,40 @@ def this_cpu() -> Device:
     return Device(f"this CPU, {threads} thread(s)", best, None, "fp32", 0.6)
 
 
-class Costs:
-    """What one step of each kind of phase keeps and computes; phases of the same kind are counted once."""
+Costs = Callable[[str, bool, int], StepCosts]  # phase, whether it has a later tokenizer, rows
 
-    def __init__(self, config: Config, precision: str) -> None:
-        self.config, self.precision = config, precision
-        self.known: dict[tuple[str, bool, int], StepCosts] = {}
 
-    def of(self, turn: Turn, *, rows: int) -> StepCosts:
-        """Of a step on some rows; of joint training at its fullest step."""
-        own = has_later_tokenizer(self.config, turn)
-        key = (turn.name, own, rows)
-        if key not in self.known:
-            self.known[key] = self._count(turn.name, own, rows)
-        return self.known[key]
+def step_costs(config: Config, precision: str) -> Costs:
+    """A function that counts a step of each kind of phase once; of joint training its fullest step."""
 
-    def kept(self, turn: Turn) -> tuple[int, int]:
-        """Bytes that stay whatever the rows (low-precision copies of weights), and bytes for every row."""
-        # Frozen tokenizers leave nothing behind, so the first iteration's counts for all.
-        like = Turn(1, "encoder") if turn.name == "encoder" else turn
-        one, two = (self.of(like, rows=rows).total.kept for rows in (1, 2))
-        return 2 * one - two, two - one
-
-    def _count(self, name: str, own: bool, rows: int) -> StepCosts:
-        config, precision = self.config, self.precision
-        if name == "tokenizer":
+    @cache
+    def count(phase: str, later: bool, rows: int) -> StepCosts:
+        if phase == "tokenizer":
             return tokenizer_step(config, rows=rows, precision=precision)
-        costs = encoder_step(config, rows=rows, later_tokenizer=own, precision=precision)
-        if name != "joint":
+        costs = encoder_step(config, rows=rows, later_tokenizer=later, precision=precision)
+        if phase == "encoder":
             return costs
-        taught = tokenizer_step(config, rows=rows, precision=precision)
+        taught = count("tokenizer", later, rows)
         return StepCosts(costs.parts | {f"taught {part}": cost for part, cost in taught.parts.items()})
+
+    return count
 
 
 def _phase(config: Config, turn: Turn, devices: int, device: Device, samples: int | None, costs: Costs) -> PhasePlan:
-    settings: PhaseConfig = config.tokenizer_phase if turn.name == "tokenizer" else config.encoder_phase
+    section = "tokenizer_phase" if turn.name == "tokenizer" else "encoder_phase"
+    settings: PhaseConfig = getattr(config, section)
     if settings.batch % devices:
         raise ConfigError(
-            f"{turn.name}: a global batch of {settings.batch} cannot be shared evenly by {devices} devices; choose "
-            f"--devices or {'tokenizer' if turn.name == 'tokenizer' else 'encoder'}_phase.batch accordingly."
+            f"{section}.batch: a global batch of {settings.batch} cannot be shared evenly by {devices} devices; choose "
+            f"--devices or {section}.batch accordingly."
         )
     steps, share = _steps(config, settings, samples, turn), settings.batch // devices
     rows = min(settings.micro_batch or share, share)
-    fixed, per_row = costs.kept(turn)
-    once = samples / (steps * settings.batch) if samples else 1.0  # all are tokenized once, however few are shown
-    operations = _per_sample(config, turn, costs.of(turn, rows=1), stored=once)
-    nets = _nets(config, turn)
-    trained_modules = _trained(nets, turn)
-    trained = sum(_learning(module) for module in trained_modules.values())
-    frozen = sum(_numbers(module) for module in nets.modules().values()) - trained
-    memory = partial(_memory, trained, frozen, _largest_block(nets), fixed, per_row)
-    exchanged = NUMBER * trained * (devices - 1) / devices
-    statistics = 8 * sum(k * (1 + config.quantizer.width) for k in config.quantizer.sizes)
-    extra = 2 * statistics * (devices - 1) / devices if turn.name != "encoder" else 0.0
-    state = sum(tensor.nbytes for tensor in nets.state().values())
-    ages = 0 if nets.own_tokenizer is None else 8 * sum(config.quantizer.sizes)
-    moments = sum(1 for m in trained_modules.values() for _ in m.parameters()) * NUMBER + 2 * NUMBER * trained
+    later = has_later_tokenizer(config, turn)
+    operations = _per_sample(config, turn, costs(turn.name, later, 1), steps * settings.batch, samples)
+    seconds = settings.batch * sum(operations.values()) / (devices * device.peak * device.utilisation)
+    # Frozen tokenizers keep no activations, so the first iteration's encoder phase stands for all.
+    one, two = (costs(turn.name, later and turn.name != "encoder", n).total.kept for n in (1, 2))
     return PhasePlan(
         iteration=turn.iteration,
         name=turn.name,
@@ -296,19 +233,47 @@ def _phase(config: Config, turn: Turn, devices: int, device: Device, samples: in
         batch=settings.batch,
         tokens_per_step=settings.batch * config.geometry.build().tokens,
         operations=operations,
-        trained=trained,
-        frozen=frozen,
+        operations_per_sample=sum(operations.values()),
         rows=rows,
         accumulation=-(-share // rows),
-        replicated=memory(rows, shards=1),
-        sharded=memory(rows, shards=devices),
-        fitting_rows=_fitting(memory, share, device),
-        traffic_replicated=2 * exchanged + extra,
-        traffic_sharded=3 * exchanged + extra,
-        checkpoint=state + ages + moments,
-        checkpoint_end=state + ages,
-        seconds_per_step=settings.batch * sum(operations.values()) / (devices * device.peak * device.utilisation),
+        estimated_seconds_per_step=seconds,
+        estimated_days=steps * seconds / SECONDS_PER_DAY,
+        **_bytes(config, turn, devices, device, rows, share, lambda n: 2 * one - two + n * (two - one)),
     )
+
+
+def _bytes(
+    config: Config, turn: Turn, devices: int, device: Device, rows: int, share: int, activations: Callable[[int], float]
+) -> dict[str, Any]:
+    """Parameters, memory, traffic and checkpoints of a phase, as the fields of a PhasePlan."""
+    nets = _nets(config, turn)
+    modules, learning, sizes = nets.modules().values(), _trained(nets, turn), config.quantizer.sizes
+    trained = sum(p.numel() for p in learning)
+    frozen = sum(map(_saved, modules)) - trained
+    blocks = [part for module in modules for part in module.modules() if isinstance(part, Block)]
+    block = max((sum(p.numel() for p in part.parameters()) for part in blocks), default=0)
+
+    def memory(rows: int, shards: int = 1) -> Memory:
+        own, gathered = NUMBER * trained / shards, NUMBER * 2.0 * block if shards > 1 else 0.0
+        parts = (NUMBER * frozen + own, own, 2 * own, gathered, float(activations(rows)))
+        return Memory(*parts, total=sum(parts))
+
+    exchanged = NUMBER * trained * (devices - 1) / devices
+    statistics = 0 if turn.name == "encoder" else 8 * sum(k * (1 + config.quantizer.width) for k in sizes)
+    reduced = 2 * statistics * (devices - 1) / devices
+    ages = 0 if nets.own_tokenizer is None else 8 * sum(sizes)
+    saved = sum(tensor.nbytes for tensor in nets.state().values()) + ages
+    return {
+        "trained": trained,
+        "frozen": frozen,
+        "memory_replicated": memory(rows),
+        "memory_sharded": memory(rows, devices),
+        "fitting_rows": _fitting(memory, share, device),
+        "traffic_replicated": 2 * exchanged + reduced,
+        "traffic_sharded": 3 * exchanged + reduced,
+        "checkpoint": saved + NUMBER * len(learning) + 2 * NUMBER * trained,  # AdamW: a step count and two moments
+        "checkpoint_end": saved,
+    }
 
 
 def _steps(config: Config, settings: PhaseConfig, samples: int | None, turn: Turn) -> int:
@@ -317,23 +282,21 @@ def _steps(config: Config, settings: PhaseConfig, samples: int | None, turn: Tur
             f"the {turn.name} phase of {config.name} is {settings.epochs:g} epochs long and the number of samples is "
             "not known; give --samples N or data.root=PATH."
         )
-    steps = settings.step_count(samples or 1)
-    return steps if config.max_steps is None else min(steps, config.max_steps)
+    return min(settings.step_count(samples or 1), config.max_steps or 2**63)
 
 
-def _per_sample(config: Config, turn: Turn, costs: StepCosts, *, stored: float) -> dict[str, int]:
-    """Operations of one sample by part, on the average over steps: reused codes and rare tokenizer steps count so.
+def _per_sample(config: Config, turn: Turn, costs: StepCosts, shown: int, samples: int | None) -> dict[str, int]:
+    """Operations of one sample by part, averaged over the steps, in which `shown` samples take part.
 
-    `stored` is the share of shown samples that are tokenized where the data set is tokenized once.
+    Codes that are reused or stored, and tokenizer steps of joint training, cost only their share.
     """
-    every = config.schedule.joint_every
-    found = {}
+    phase, found = config.encoder_phase, {}
     for name, cost in costs.parts.items():
         share = 1.0
         if turn.name == "encoder" and name in ("tokenizer", "codes"):
-            share = 1 / config.encoder_phase.masks if config.encoder_phase.codes == "live" else stored
+            share = 1 / phase.masks if phase.codes == "live" else samples / shown if samples else 1.0
         if name.startswith("taught "):
-            share = 1 / every
+            share = 1 / config.schedule.joint_every
         found[name] = round(cost.operations * share)
     return found
 
@@ -343,37 +306,22 @@ def _nets(config: Config, turn: Turn) -> Nets:
         return pretend_nets(config, later_tokenizer=has_later_tokenizer(config, turn))
 
 
-def _trained(nets: Nets, turn: Turn) -> dict[str, nn.Module]:
+def _trained(nets: Nets, turn: Turn) -> list[nn.Parameter]:
     names = {"encoder": ("encoder", "decoder", "heads"), "tokenizer": ("tokenizer", "estimator")}
     wanted = names.get(turn.name, tuple(nets.modules()))
-    return {name: module for name, module in nets.modules().items() if name in wanted}
+    return [p for name, module in nets.modules().items() if name in wanted for p in module.parameters()]
 
 
-def _numbers(module: nn.Module) -> int:
+def _saved(module: nn.Module) -> int:
     """Parameters and saved buffers: what a checkpoint holds of a module."""
     return sum(tensor.numel() for tensor in module.state_dict().values())
 
 
-def _learning(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _largest_block(nets: Nets) -> int:
-    blocks = (part for module in nets.modules().values() for part in module.modules() if isinstance(part, Block))
-    return max((_learning(block) for block in blocks), default=0)
-
-
-def _memory(trained: int, frozen: int, block: int, fixed: int, per_row: int, rows: int, *, shards: int) -> Memory:
-    own = NUMBER * trained / shards
-    gathered = NUMBER * 2.0 * block if shards > 1 else 0.0
-    return Memory(NUMBER * frozen + own, own, 2 * own, float(fixed + rows * per_row), gathered)
-
-
-def _fitting(memory: Any, share: int, device: Device) -> int | None:
+def _fitting(memory: Callable[[int], Memory], share: int, device: Device) -> int | None:
     """The largest power of two of rows, up to a device's share of the batch, whose replicated memory fits."""
     if device.memory is None:
         return None
     fitting, rows = 0, 1
-    while rows <= share and memory(rows, shards=1).total <= 0.9 * device.memory:  # the rest is the framework's
+    while rows <= share and memory(rows).total <= 0.9 * device.memory:  # the rest is the framework's
         fitting, rows = rows, 2 * rows
     return fitting

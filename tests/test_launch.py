@@ -15,12 +15,12 @@ from bridle.cli import app
 from bridle.errors import UsageError
 from bridle.launch import (
     LaunchError,
-    Place,
     SlurmTask,
-    failure_of,
-    make_place,
+    Topology,
+    checked_topology,
+    first_failure,
     minutes,
-    run_here,
+    run_local,
     slurm_settings,
     torchrun_arguments,
 )
@@ -30,13 +30,13 @@ COMMAND = ["pretrain", "digits-tiny", "--out", "a b"]
 
 
 def test_one_machine_needs_no_address() -> None:
-    place = make_place(devices=4, nodes=1, node_rank=0, rendezvous=None)
-    assert torchrun_arguments(place, COMMAND) == ["--standalone", "--nproc-per-node", "4", "-m", "bridle", *COMMAND]
+    topology = checked_topology(devices=4, nodes=1, node_rank=0, rendezvous=None)
+    assert torchrun_arguments(topology, COMMAND) == ["--standalone", "--nproc-per-node", "4", "-m", "bridle", *COMMAND]
 
 
 def test_every_machine_is_told_where_the_first_is_and_which_it_is() -> None:
-    place = make_place(devices=8, nodes=2, node_rank=1, rendezvous="node0:29500")
-    told = torchrun_arguments(place, COMMAND)
+    topology = checked_topology(devices=8, nodes=2, node_rank=1, rendezvous="node0:29500")
+    told = torchrun_arguments(topology, COMMAND)
     assert told[:8] == ["--nnodes", "2", "--node-rank", "1", "--master-addr", "node0", "--master-port", "29500"]
 
 
@@ -52,7 +52,7 @@ def test_every_machine_is_told_where_the_first_is_and_which_it_is() -> None:
 )
 def test_numbers_that_do_not_fit_are_refused(nodes: int, node_rank: int, rendezvous: str | None, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        make_place(devices=1, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
+        checked_topology(devices=1, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
 
 
 def test_a_dry_run_prints_the_command_for_a_shell() -> None:
@@ -70,7 +70,7 @@ def test_slurm_times_become_minutes(text: str, wanted: int) -> None:
 @pytest.mark.parametrize("text", ["partition", "colour=red", "time=soon", "partition=", "cpus=many"])
 def test_slurm_settings_that_mean_nothing_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--slurm"):
-        slurm_settings(text, Place(8, 2), gpus=True)
+        slurm_settings(text, Topology(8, 2), gpus=True)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_a_port_that_is_taken_is_the_users_to_mend() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        place = Place(1, 2, 0, f"127.0.0.1:{taken.getsockname()[1]}")
+        topology = Topology(1, 2, 0, f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(UsageError, match=r"cannot meet at 127\.0\.0\.1:\d+ .*address already in use"):
-            run_here(place, ["recipes"])
+            run_local(topology, ["recipes"])
 
 
 def test_the_slurm_script_asks_for_nodes_gpus_and_a_warning() -> None:
@@ -139,7 +139,7 @@ def test_a_command_that_fails_fails_the_job() -> None:
 
 @pytest.mark.parametrize(("code", "wanted", "words"), [(65, 65, "exit code 65"), (-9, 137, "SIGKILL")])
 def test_the_first_failure_gives_the_exit_code(code: int, wanted: int, words: str) -> None:
-    error = failure_of(3, code)
+    error = first_failure(3, code)
     assert error.exit_code == wanted
     assert "rank 3" in str(error)
     assert words in str(error)

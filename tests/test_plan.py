@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +70,11 @@ def test_checkpoints_and_parameters_are_as_planned(small: Small, tmp_path: Path)
 def test_memory_and_traffic_as_worked_by_hand(small: Small) -> None:
     one, four = (make_plan(small("schedule.iterations=1"), devices=n).phases[0] for n in (1, 4))
     P = one.trained
-    assert (one.replicated.gradients, one.replicated.optimizer) == (4 * P, 8 * P)
-    assert one.replicated.weights == 4 * (P + one.frozen)
-    assert four.sharded.optimizer == 8 * P / 4
+    assert (one.memory_replicated.gradients, one.memory_replicated.optimizer) == (4 * P, 8 * P)
+    assert one.memory_replicated.weights == 4 * (P + one.frozen)
+    assert four.memory_sharded.optimizer == 8 * P / 4
     assert (one.rows, four.rows) == (8, 2)
-    assert four.replicated.activations < one.replicated.activations
+    assert four.memory_replicated.activations < one.memory_replicated.activations
     assert (one.traffic_replicated, one.traffic_sharded) == (0, 0)
     assert four.traffic_replicated == 2 * 3 / 4 * 4 * P
     assert four.traffic_sharded == 3 * 3 / 4 * 4 * P
@@ -86,8 +87,10 @@ def test_steps_epochs_and_time_follow_from_the_schedule(small: Small) -> None:
     first, last = plan.phases
     assert (first.steps, first.epochs, first.tokens_per_step) == (100, 2.0, 8 * 64)
     seconds = 8 * last.operations_per_sample / (2 * DEVICES["a100"].peak * 0.5)
-    assert last.seconds_per_step == pytest.approx(seconds)
-    assert plan.days == pytest.approx(sum(p.steps * p.seconds_per_step for p in plan.phases) / 86_400)
+    assert last.estimated_seconds_per_step == pytest.approx(seconds)
+    assert plan.estimated_days == pytest.approx(
+        sum(p.steps * p.estimated_seconds_per_step for p in plan.phases) / 86_400
+    )
 
 
 def test_reused_codes_cost_their_share(small: Small) -> None:
@@ -177,6 +180,6 @@ def test_the_commands_of_the_guide_are_understood(small: Small, monkeypatch: pyt
 def test_fine_tuning_is_planned_by_the_draws_of_an_epoch() -> None:
     plan = make_plan(load_config("audioset2m"), devices=64)
     assert plan.finetune is not None
-    assert plan.finetune._asdict() == {"steps": 93_750, "batch": 256, "epochs": 120.0, "epoch_items": 200_000}
+    assert asdict(plan.finetune) == {"steps": 93_750, "batch": 256, "epochs": 120.0, "epoch_items": 200_000}
     shown = CliRunner().invoke(app, ["plan", "audioset2m", "--devices", "64"]).output
     assert "Fine-tuning: 93,750 steps at a global batch of 256: 120 epochs of 200,000 draws" in " ".join(shown.split())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridle.console import is_first_process, screen
-from bridle.errors import BridleError, Interrupted, UsageError
+from bridle.errors import BridleError, ConfigError, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from bridle.runs.results import Results
@@ -34,6 +34,11 @@ app.add_typer(bench_app, name="bench", rich_help_panel=MACHINE)
 data_app = typer.Typer(no_args_is_help=True, help="Check, measure and pack your data: check, stats, shard.")
 app.add_typer(data_app, name="data", rich_help_panel=START)
 
+Recipe = Annotated[str, typer.Argument(help="A recipe name or a YAML file.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
+WindowBatch = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, such as encoder.depth=6.")
 ]
@@ -72,7 +77,6 @@ def options(
 
 def make_precision_safe(precision: str) -> None:
     """Before torch is loaded: arrange that bf16 on this CPU cannot kill the process. A GPU run needs none of it."""
-    from bridle.errors import ConfigError
     from bridle.machine import make_bf16_safe
 
     if precision != "bf16":
@@ -84,7 +88,7 @@ def make_precision_safe(precision: str) -> None:
         typer.echo(f"note: {error}", err=True)
 
 
-def here(run: Path) -> Path:
+def results_folder(run: Path) -> Path:
     """The folder for a run's results; a model given by name is copied to models/NAME first."""
     if run.exists():
         return run
@@ -136,13 +140,12 @@ def show_left_out(results: Results) -> None:
 
 def show_verdict(run: Path, results: Results) -> None:
     """Whether the features beat the baselines, and what to try where they do not."""
-    from bridle.errors import ConfigError
     from bridle.evaluate.verdict import judge_results
     from bridle.report.tables import verdict_text
-    from bridle.runs.folder import RunFolder as Folder
+    from bridle.runs.folder import RunFolder
 
     try:
-        verdict = judge_results(results, Folder(run).config())
+        verdict = judge_results(results, RunFolder(run).config())
     except (ConfigError, UsageError):
         verdict = judge_results(results)
     for line in [] if verdict is None else verdict_text(verdict):
@@ -150,7 +153,9 @@ def show_verdict(run: Path, results: Results) -> None:
 
 
 def show_written(written: Any, *, reader: str) -> None:
-    """What `tokenize` or `embed` wrote, what it could not read, and how to go on."""
+    """What `tokenize` or `embed` wrote, what it could not read, and how to go on; printed by the first process."""
+    if not is_first_process():
+        return
     if written.failed:
         total = written.files + written.failed
         typer.echo(f"{written.failed} of {total} files could not be read; see {written.quarantine}", err=True)
@@ -211,14 +216,11 @@ def main() -> None:
         os.environ.pop("WORLD_SIZE", None)  # which must not wait for the others, nor may what it starts
     try:
         run_command()
-    except BridleError as error:
-        if debug:
+    except (BridleError, Interrupted) as error:
+        if debug and isinstance(error, BridleError):
             traceback.print_exc()
-        say_last(f"{type(error).__name__}: {error}")
+        say_last(f"{type(error).__name__}: {error}" if isinstance(error, BridleError) else str(error))
         sys.exit(error.exit_code)
-    except Interrupted as stopped:
-        say_last(str(stopped))
-        sys.exit(stopped.exit_code)
     except KeyboardInterrupt:
         typer.echo("stopped by Ctrl-C", err=True)
         sys.exit(130)

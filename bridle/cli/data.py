@@ -13,6 +13,14 @@ from bridle.console import counting, screen
 from bridle.errors import DataError, UsageError
 from bridle.machine import usable_cores
 
+DataPath = Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")]
+Workers = Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")]
+
+
+def processes(workers: int | None) -> int:
+    """The number of processes that --workers asks for."""
+    return usable_cores() if workers is None else workers
+
 
 @data_app.command("check")
 def data_check(
@@ -26,7 +34,7 @@ def data_check(
     rate: Annotated[int | None, typer.Option(min=1, help="Expected sample rate; default: the most common one.")] = None,
     shortest: Annotated[float, typer.Option(min=0.0, help="Files shorter than this many seconds are too short.")] = 0.1,
     frames: Annotated[int, typer.Option(min=1, help="Frames to decode of each video.")] = 300,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
+    workers: Workers = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 65 if any file cannot be used.")] = False,
     write_manifest: Annotated[
         Path | None, typer.Option(help="Write a CSV manifest of the usable files with their labels and splits.")
@@ -47,7 +55,7 @@ def data_check(
             raise UsageError(
                 "--write-manifest: the files inside shards cannot be listed; check the folder they are of."
             )
-        show_shard_check(path, out=out, workers=usable_cores() if workers is None else workers, strict=strict)
+        show_shard_check(path, out=out, workers=processes(workers), strict=strict)
         return
     with counting("checked", "files") as tell:
         report = check_folder(
@@ -56,7 +64,7 @@ def data_check(
             rate=rate,
             shortest=shortest,
             frames=frames,
-            workers=usable_cores() if workers is None else workers,
+            workers=processes(workers),
             out=out,
             tell=tell,
         )
@@ -77,11 +85,11 @@ def data_check(
 
 @data_app.command("stats")
 def data_stats(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")],
+    path: DataPath,
     overrides: Overrides = None,
     recipe: Annotated[str | None, typer.Option(help="How to read it; default: guessed from the files.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Items to measure.")] = 2048,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
+    workers: Workers = None,
 ) -> None:
     """Print items, classes, lengths, mean and standard deviation of a data set.
 
@@ -97,7 +105,7 @@ def data_stats(
     settings += [*(overrides or []), f"data.manifest={path}" if path.is_file() else f"data.root={path}"]
     config = load_config(name, settings)
     with counting("measured", "items") as tell:
-        found = measure_data(config, limit=limit, workers=usable_cores() if workers is None else workers, tell=tell)
+        found = measure_data(config, limit=limit, workers=processes(workers), tell=tell)
     typer.echo(f"recipe    {name}{'' if recipe else ' (by the names of the files)'}")
     for line in statistics_lines(found):
         typer.echo(line)
@@ -122,10 +130,8 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
             write({"path": fault.path, "finding": "damaged", "detail": fault.detail})
         write({"summary": {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}})
     typer.echo(f"shards    {found.shards:,} ({found.samples:,} samples)")
-    compared = (
-        "checksums and index agree" if found.verified else "headers are valid (no checksums: there is no shards.json)"
-    )
-    typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else compared}")
+    sound = "checksums and index agree" if found.verified else "headers are valid (no checksums: no shards.json)"
+    typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else sound}")
     if out is not None:
         typer.echo(f"wrote {out}")
     if found.faults:
@@ -138,13 +144,13 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
 
 @data_app.command("shard")
 def data_shard(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")],
+    path: DataPath,
     out: Annotated[Path, typer.Option(help="Folder for the shards; the same command continues.")],
     source: Annotated[
         str | None, typer.Option(help="images, audio, video or signals; default: guessed from the files.")
     ] = None,
     shard_mb: Annotated[int, typer.Option(min=1, help="Approximate megabytes per shard.")] = 256,
-    workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")] = None,
+    workers: Workers = None,
 ) -> None:
     """Pack a data set into tar shards (webdataset layout) with an index and SHA-256.
 
@@ -163,7 +169,7 @@ def data_shard(
             root=todo.root,
             out=out,
             shard_mb=shard_mb,
-            workers=usable_cores() if workers is None else workers,
+            workers=processes(workers),
             tell=tell,
         )
     parts = ", ".join(f"{count:,} {split}" for split, count in done.samples.items())

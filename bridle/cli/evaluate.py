@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import EVALUATE, On, Overrides, RunArgument, app, here, show_results
+from bridle.cli.app import EVALUATE, On, Overrides, RunArgument, app, results_folder, show_results
 from bridle.console import is_first_process, screen
 from bridle.errors import UsageError
 
@@ -42,7 +42,7 @@ def probe(
     """
     from bridle.evaluate.probe_command import probe_run
 
-    run = here(run)
+    run = results_folder(run)
     given = {"shots": None if shots is None else f"[{shots}]", "head": head, "loss": loss}
     changes = [f"probe.{key}={value}" for key, value in given.items() if value is not None]
     changes += ["probe.cache_mb=0"] if no_cache else []
@@ -79,7 +79,7 @@ def knn(run: RunArgument, overrides: Overrides = None, on: On = None, no_cache: 
     """
     from bridle.evaluate.probe_command import knn_run
 
-    run = here(run)
+    run = results_folder(run)
     changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
     show_results(run, knn_run(run, changes, on=on).name, overrides=overrides or [], on=on)
 
@@ -100,7 +100,7 @@ def codebooks(
     from bridle.report.tables import codebook_table, verdict_lines
     from bridle.runs.results import read_results
 
-    run = here(run)
+    run = results_folder(run)
     path = examine_run(run, overrides or [], iteration=iteration, items=items)
     evaluations, terminal = read_results(path).evaluations, screen()
     for entry in evaluations:
@@ -125,7 +125,7 @@ def report(
     """
     from bridle.report.page import read_run, write_report
 
-    runs = [here(run) for run in runs]
+    runs = [results_folder(run) for run in runs]
     found = [read_run(run) for run in runs]
     if samples:
         from bridle.report.token_maps import gallery_of

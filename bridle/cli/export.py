@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bridle.cli.app import SHARE, Overrides, RunArgument, app
-
-Replace = Annotated[bool, typer.Option("--overwrite", help="Replace existing output.")]
-
+from bridle.cli.app import SHARE, Overrides, Overwrite, RunArgument, app
 
 Iteration = Annotated[int | None, typer.Option(min=1, help="The model after this iteration; default: the last.")]
 Onnx = Annotated[bool, typer.Option("--onnx", help="Also write encoder.onnx and tokenizer.onnx, compared with torch.")]
@@ -29,7 +26,7 @@ def export(
     program: Program = False,
     half: Half = False,
     data_licence: Licence = None,
-    overwrite: Replace = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write a model as a folder with safetensors and a model card; optionally as ONNX.
 
@@ -52,7 +49,7 @@ def convert(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A checkpoint of torch (.pth .pt .bin .ckpt).")],
     out: Annotated[Path, typer.Option("--out", help="The .safetensors file to write.")],
     key: Annotated[str | None, typer.Option(help="Key of the weights in the file, such as model or state.ema.")] = None,
-    overwrite: Replace = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Convert a pickled checkpoint to safetensors. Only tensors and plain values are accepted.
 
@@ -74,7 +71,7 @@ def import_weights(
         str | None, typer.Option(help="image, audio, video or another recipe; default: guessed from the file.")
     ] = None,
     data_licence: Licence = None,
-    overwrite: Replace = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Import a ViT (timm, MAE, AudioMAE, VideoMAE) as a model folder for `embed` and `pretrain`.
 

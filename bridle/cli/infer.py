@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from bridle.cli.app import USE, Overrides, RunArgument, app, here, make_precision_safe, show_written
+from bridle.cli.app import (
+    USE,
+    Device,
+    Overrides,
+    Overwrite,
+    RunArgument,
+    Strict,
+    WindowBatch,
+    app,
+    make_precision_safe,
+    results_folder,
+    show_written,
+)
 from bridle.console import is_first_process, screen
 from bridle.errors import UsageError
 
@@ -21,7 +35,6 @@ InputNames = Annotated[
 ResultFile = Annotated[
     Path, typer.Option("--out", help="Output: .npz, .safetensors or .parquet; without an ending, a folder of parts.")
 ]
-WindowBatch = Annotated[int, typer.Option(min=1, help="Windows per batch.")]
 Workers = Annotated[
     int,
     typer.Option(min=0, help="Decoder processes; 0 decodes in this process, unprotected. Same result."),
@@ -30,9 +43,6 @@ PartSize = Annotated[int, typer.Option(min=1, help="Megabytes per part of a fold
 PartFormat = Annotated[
     Literal["npz", "safetensors", "parquet"], typer.Option("--format", help="Format of the parts of a folder.")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a result that exists.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Precision = Annotated[
     Literal["fp32", "bf16", "fp16"], typer.Option(help="Precision of the encoder; codes are always computed in fp32.")
 ]
@@ -53,6 +63,18 @@ def feature_spec(model: Any, pool: str, axis: int | None, deviation: bool, layer
     if pool not in known:
         raise UsageError(f"--pool {pool!r}: expected one of {', '.join(known)}.")
     return model.features(layer=layer, pool=None if pool == "none" else pool, axis=axis, deviation=deviation)
+
+
+@contextmanager
+def model_of_ranks(run: Path, device: str, precision: str) -> Iterator[Any]:
+    """Join the processes that torchrun started, and load the model in each of them."""
+    make_precision_safe(precision)
+    from bridle import distributed
+    from bridle.infer.arrays import DTYPES
+    from bridle.infer.model import load
+
+    with distributed.process_group(device=device):
+        yield load(run, device=device, dtype=DTYPES[precision])
 
 
 @app.command(rich_help_panel=USE)
@@ -76,18 +98,11 @@ def tokenize(
 
     A large corpus, with all cores:  torchrun --nproc-per-node 8 -m bridle tokenize runs/c10 photos/ --out codes
     """
-    make_precision_safe(precision)
-    from bridle import distributed
-    from bridle.infer.arrays import DTYPES
-    from bridle.infer.model import load
-    from bridle.infer.write import Options, tokenize_inputs
+    with model_of_ranks(run, device, precision) as model:
+        from bridle.infer.write import Options, tokenize_inputs
 
-    options = Options(batch, overwrite, strict, workers, part_mb, part_format)
-    with distributed.process_group(device=device):
-        model = load(run, device=device, dtype=DTYPES[precision])
-        written = tokenize_inputs(model, inputs, out, stages=stages, options=options)
-        if distributed.rank() == 0:
-            show_written(written, reader="read_codes")
+        options = Options(batch, overwrite, strict, workers, part_mb, part_format)
+        show_written(tokenize_inputs(model, inputs, out, stages=stages, options=options), reader="read_codes")
 
 
 @app.command(rich_help_panel=USE)
@@ -112,19 +127,12 @@ def embed(
 
     Example:  bridle embed runs/c10 photos/ --out features.npz
     """
-    make_precision_safe(precision)
-    from bridle import distributed
-    from bridle.infer.arrays import DTYPES
-    from bridle.infer.model import load
-    from bridle.infer.write import Options, embed_inputs
+    with model_of_ranks(run, device, precision) as model:
+        from bridle.infer.write import Options, embed_inputs
 
-    options = Options(batch, overwrite, strict, workers, part_mb, part_format)
-    with distributed.process_group(device=device):
-        model = load(run, device=device, dtype=DTYPES[precision])
+        options = Options(batch, overwrite, strict, workers, part_mb, part_format)
         spec = feature_spec(model, pool, axis, deviation, layer)
-        written = embed_inputs(model, inputs, out, spec=spec, options=options)
-        if distributed.rank() == 0:
-            show_written(written, reader="read_features")
+        show_written(embed_inputs(model, inputs, out, spec=spec, options=options), reader="read_features")
 
 
 @app.command(rich_help_panel=USE)
@@ -139,7 +147,7 @@ def detokenizer(
     """
     from bridle.infer.detokenizer import detokenizer_run, read_result, reconstruction_table
 
-    result = detokenizer_run(here(run), overrides or [], iteration=iteration)
+    result = detokenizer_run(results_folder(run), overrides or [], iteration=iteration)
     if not is_first_process():
         return
     screen().print(reconstruction_table(read_result(result)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -39,9 +40,9 @@ def launch(
             raise UsageError("--slurm finds --rendezvous and --node-rank by itself; leave them out.")
         if devices is None:  # this is a login node: its GPUs say nothing of those of the job
             raise UsageError("--slurm needs --devices: how many GPUs (or, on CPUs, processes) each node is to use.")
-        place = launching.Place(devices, nodes)
-        settings = launching.slurm_settings(slurm, place, gpus="runtime.device=cpu" not in command)
-        task = launching.SlurmTask(devices=place.devices, nodes=nodes, command=command)
+        gpus = "runtime.device=cpu" not in command
+        settings = launching.slurm_settings(slurm, launching.Topology(devices, nodes), gpus=gpus)
+        task = launching.SlurmTask(devices=devices, nodes=nodes, command=command)
         if dry_run:
             typer.echo(launching.slurm_script(task, settings, logs))
             return
@@ -49,8 +50,8 @@ def launch(
         typer.echo(f"job {number} is queued; it saves and is queued again when Slurm takes its nodes back.")
         typer.echo(f"Next:  tail -f {logs}/{number}_0_log.err   ·   scancel {number}")
         return
-    place = launching.make_place(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
+    topology = launching.checked_topology(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
     if dry_run:
-        typer.echo(launching.torchrun_line(place, command))
+        typer.echo(shlex.join(["torchrun", *launching.torchrun_arguments(topology, command)]))
         return
-    launching.run_here(place, command)
+    launching.run_local(topology, command)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bridle.cli.app import MACHINE, Overrides, app, bench_app, make_precision_safe
-from bridle.errors import UsageError
+from bridle.cli.app import MACHINE, Overrides, Recipe, app, bench_app, make_precision_safe
+from bridle.errors import ConfigError, UsageError
+
+PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "pillow", "soundfile", "soxr", "av", "scikit-learn")
+TableFile = Annotated[Path | None, typer.Option("--out", help="Also write the table to this Markdown file.")]
+EXTRAS = ("tensorboard", "faiss-cpu", "vector-quantize-pytorch")
 
 
 @app.command(rich_help_panel=MACHINE)
@@ -17,10 +25,42 @@ def doctor() -> None:
 
     Example:  bridle doctor
     """
-    from bridle.doctor import examine
-
     for name, finding in examine():
         typer.echo(f"{name:<12} {finding}")
+
+
+def examine() -> Iterator[tuple[str, str]]:
+    """Name and finding of each fact; bf16 is tried before torch is loaded."""
+    from bridle.files import free_bytes
+    from bridle.machine import make_bf16_safe
+
+    installed = {found.name.lower(): found.version for found in metadata.distributions()}
+
+    def versions(names: Sequence[str]) -> str:
+        return ", ".join(f"{name} {installed.get(name, 'not installed')}" for name in names)
+
+    yield "bridle", installed["bridle"]
+    yield "python", f"{platform.python_version()} on {platform.platform()}"
+    yield "packages", versions(PACKAGES)
+    yield "extras", versions(EXTRAS)
+    try:
+        yield "bf16 (CPU)", make_bf16_safe()
+    except ConfigError as error:
+        yield "bf16 (CPU)", str(error)
+    import av
+    import soundfile
+    import torch
+    from PIL import features
+
+    gpus = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    gpus += ["mps"] if torch.backends.mps.is_available() else []
+    yield "devices", ", ".join([*gpus, f"cpu ({torch.backends.cpu.get_cpu_capability()})"])
+    yield "threads", f"torch {torch.get_num_threads()}, cores {os.cpu_count()}"
+    images = [name for name in ("jpg", "zlib", "webp") if features.check(name)]
+    sounds = [name for name in ("WAV", "FLAC", "OGG", "MP3") if name in soundfile.available_formats()]
+    videos = [name for name in ("h264", "vp9", "mpeg4", "gif") if name in av.codecs_available]
+    yield "codecs", f"images {'/'.join(images)}; sound {'/'.join(sounds)}; video {'/'.join(videos)}"
+    yield "disk", f"{free_bytes(Path()) / 1e9:.1f} GB free in the current folder"
 
 
 def _tell(text: str) -> None:
@@ -37,7 +77,7 @@ def _show(table: str, out: Path | None) -> None:
 
 @bench_app.command("quantizer")
 def bench_quantizer(
-    out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
+    out: TableFile = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small size, few repeats.")] = False,
 ) -> None:
     """Compare the quantizer with bare matrix products.
@@ -52,9 +92,9 @@ def bench_quantizer(
 
 @bench_app.command("data")
 def bench_data(
-    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    recipe: Recipe,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
+    out: TableFile = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds per measurement.")] = 4.0,
 ) -> None:
     """Compare loading and augmentation with the model's step: the bottleneck, and how many workers to use.
@@ -79,7 +119,7 @@ def bench_step(
     modality: Annotated[list[str] | None, typer.Option(help="audio, image or video; may be repeated.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="With --recipe: batch size.")] = 8,
     repeats: Annotated[int | None, typer.Option(min=1, help="Repeats; default: by model size.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Also write the table to this Markdown file.")] = None,
+    out: TableFile = None,
 ) -> None:
     """Compare an encoder step with a plain one: ratios, memory, reused codes.
 

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.cli.app import TRAIN, Overrides, app
+from bridle.cli.app import TRAIN, Overrides, Recipe, app
 from bridle.console import plain_table, screen
 from bridle.errors import UsageError
 
 if TYPE_CHECKING:
-    from bridle.plan import PhasePlan, Plan
+    from bridle.plan import Memory, PhasePlan, Plan
 
 UNITS = ("", "k", "M", "G", "T", "P", "E", "Z")
 CHOICES = ("a100", "h100", "cpu")
+MANY_FILES = 2_000.0  # opens a second over all devices, above which a shared file system is the bottleneck
 
 
 @app.command(rich_help_panel=TRAIN)
 def plan(
-    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    recipe: Recipe,
     overrides: Overrides = None,
     devices: Annotated[int, typer.Option(min=1, help="Number of devices.")] = 1,
     device: Annotated[str, typer.Option(help="a100, h100, or cpu for this machine.")] = "a100",
@@ -52,10 +53,9 @@ def plan(
 
 def show_plan(found: Plan) -> None:
     """The plan as tables; every estimate stands under a heading that says so."""
-
     terminal = screen()
     known = "unknown" if found.samples is None else f"{found.samples:,}"
-    terminal.print(f"{found.name} on {found.devices} × {found.device.name}, {known} samples\n", markup=False)
+    terminal.print(f"{found.name} on {found.devices} × {found.assumed.name}, {known} samples\n", markup=False)
     modules = plain_table("module", "parameters", title="Weights and saved buffers", title_justify="left")
     for name, count in found.parameters.items():
         modules.add_row(name, scaled(count))
@@ -94,13 +94,13 @@ def _tables(found: Plan) -> dict[str, dict[str, list[str]]]:
             **{name: part(name) for name in parts},
             "all": row(lambda p: scaled(p.operations_per_sample)),
         },
-        f"Memory per device, bytes ({found.device.precision})": {
+        f"Memory per device, bytes ({found.assumed.precision})": {
             "trained parameters": row(lambda p: scaled(p.trained)),
-            "weights + gradients + optimizer": row(lambda p: scaled(sum(p.replicated[:3]))),
-            "the same, runtime.shard=full": row(lambda p: scaled(sum(p.sharded[:3]) + p.sharded.gathered)),
-            "activations": row(lambda p: scaled(p.replicated.activations)),
-            "together, replicated": row(lambda p: scaled(p.replicated.total)),
-            "together, runtime.shard=full": row(lambda p: scaled(p.sharded.total)),
+            "weights + gradients + optimizer": row(lambda p: scaled(_state(p.memory_replicated))),
+            "the same, runtime.shard=full": row(lambda p: scaled(_state(p.memory_sharded))),
+            "activations": row(lambda p: scaled(p.memory_replicated.activations)),
+            "together, replicated": row(lambda p: scaled(p.memory_replicated.total)),
+            "together, runtime.shard=full": row(lambda p: scaled(p.memory_sharded.total)),
             "rows that fit": row(lambda p: "–" if p.fitting_rows is None else str(p.fitting_rows)),
         },
         "Bytes moved and stored": {
@@ -110,42 +110,41 @@ def _tables(found: Plan) -> dict[str, dict[str, list[str]]]:
             "checkpoint at its end": row(lambda p: scaled(p.checkpoint_end)),
         },
         "Estimated time": {
-            "seconds per step": row(lambda p: f"{p.seconds_per_step:.3g}"),
-            "samples per second and device": row(lambda p: f"{p.batch / p.seconds_per_step / found.devices:,.0f}"),
-            "time": row(lambda p: duration(p.days)),
+            "seconds per step": row(lambda p: f"{p.estimated_seconds_per_step:.3g}"),
+            "samples per second and device": row(
+                lambda p: f"{p.batch / p.estimated_seconds_per_step / found.devices:,.0f}"
+            ),
+            "time": row(lambda p: duration(p.estimated_days)),
         },
     }
 
 
 def conclusions(found: Plan) -> list[str]:
     """What follows from the figures, in sentences."""
-    from bridle.plan import MANY_FILES
-
-    device, rate = found.device, found.samples_per_second
+    device, rate, days = found.assumed, found.estimated_samples_per_second, found.estimated_days
     lines = [
-        f"Estimated: {duration(found.days)} in all{device_hours(found)}. Assumed: "
+        f"Estimated: {duration(days)} in all{device_hours(found)}. Assumed: "
         f"{scaled(device.peak)} operations/s peak ({device.precision}), {device.utilisation:.0%} of it used, data and "
         "network never waited for. Not measured; `bridle bench step` measures this machine.",
         f"Data: up to {rate:,.0f} samples/s over all devices, {rate / found.devices:,.0f} per device, "
         f"{scaled(rate * found.sample_bytes)}B/s decoded. "
         + ("Use shards (`bridle data shard`): so many single files a second wear out a shared file system."
            if rate > MANY_FILES else "Single files will do; shards save opening them."),
-        f"Disk: {scaled(found.disk)}B of checkpoints at most: the last {found.keep} of a phase and every phase's end.",
+        f"Disk: {scaled(found.checkpoint_disk)}B of checkpoints at most: the last {found.keep} of a phase and every "
+        "phase's end.",
     ]  # fmt: skip
-    if found.finetune is not None:
-        tuned = found.finetune
+    if (tuned := found.finetune) is not None:
         lines.append(
             f"Fine-tuning: {tuned.steps:,} steps at a global batch of {tuned.batch:,}: {tuned.epochs:.4g} epochs of "
             f"{tuned.epoch_items:,} draws (`bridle finetune`, not counted above)."
         )
     if found.devices > 1:
         lines.append(
-            f"Network: from {scaled(found.hidden_traffic)}B/s per device on, traffic hides behind computing; "
-            "a slower network is what the run waits for. Larger batches per device ask less of it."
+            f"Network: from {scaled(found.estimated_bytes_per_second_and_device)}B/s per device on, traffic hides "
+            "behind computing; a slower network is what the run waits for. Larger batches per device ask less of it."
         )
-    tight = [phase for phase in found.phases if phase.fitting_rows is not None and phase.fitting_rows < phase.rows]
-    lines += [advice(phase) for phase in tight]
-    return lines
+    fitting = [(phase, phase.fitting_rows) for phase in found.phases]
+    return lines + [advice(phase) for phase, rows in fitting if rows is not None and rows < phase.rows]
 
 
 def advice(phase: PhasePlan) -> str:
@@ -166,7 +165,11 @@ def duration(days: float) -> str:
 
 def device_hours(found: Plan) -> str:
     """What several devices together take; empty for one."""
-    return "" if found.devices == 1 else f", {duration(found.days * found.devices)} of all devices together"
+    return "" if found.devices == 1 else f", {duration(found.estimated_days * found.devices)} of all devices together"
+
+
+def _state(memory: Memory) -> float:
+    return memory.total - memory.activations
 
 
 def scaled(number: float) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bridle.cli.app import USE, RunArgument, app
+from bridle.cli.app import USE, Device, Overwrite, RunArgument, Strict, WindowBatch, app
 from bridle.cli.infer import Layer, PoolAxis, PoolDeviation, PoolName, Workers, feature_spec
 from bridle.console import plain_table, screen
 from bridle.errors import UsageError
@@ -25,11 +25,11 @@ def index(
     axis: PoolAxis = None,
     deviation: PoolDeviation = False,
     layer: Layer = None,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per batch.")] = 16,
+    batch: WindowBatch = 16,
     workers: Workers = 1,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Start again.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first file that cannot be read.")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    overwrite: Overwrite = False,
+    strict: Strict = False,
+    device: Device = "auto",
 ) -> None:
     """Index a collection for `bridle search`. Only new and changed files are computed.
 
@@ -61,7 +61,7 @@ def search(
     evaluate: Annotated[bool, typer.Option("--evaluate", help="Score the search with the labels: mAP.")] = False,
     samples: Annotated[int, typer.Option(min=1, help="With --evaluate, number of queries at most.")] = 1000,
     run: Annotated[Path | None, typer.Option(help="The model, if its folder was moved.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    device: Device = "auto",
 ) -> None:
     """Find the files of an index that are most similar to a file.
 
@@ -129,7 +129,7 @@ def sequences(
         int | None, typer.Option(min=2, help="Also pack all files into blocks of this many ids.")
     ] = None,
     file_format: Annotated[str, typer.Option("--format", help="jsonl or parquet.")] = "jsonl",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a folder of sequences.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Write codes as token ids for a language model: `input_ids` per file, packed blocks, vocabulary.
 

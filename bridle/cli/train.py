@@ -15,10 +15,11 @@ from bridle.cli.app import (
     TRAIN,
     On,
     Overrides,
+    Recipe,
     RunArgument,
     app,
-    here,
     make_precision_safe,
+    results_folder,
     show_results,
     show_verdict,
 )
@@ -62,9 +63,7 @@ def recipes() -> None:
 
 
 @app.command(rich_help_panel=START)
-def show(
-    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")], overrides: Overrides = None
-) -> None:
+def show(recipe: Recipe, overrides: Overrides = None) -> None:
     """Print every setting of a recipe as YAML.
 
     Example:  bridle show cifar10-tiny quantizer=vq
@@ -135,7 +134,7 @@ def finetune(
     from bridle.config import load_config
     from bridle.runs.folder import RunFolder
 
-    run = here(run)
+    run = results_folder(run)
     if RunFolder(run).exists():
         settings = RunFolder(run).config(overrides or []) if on is None else load_config(on, overrides or [])
         make_precision_safe(settings.runtime.precision)
@@ -163,7 +162,7 @@ def finetune(
 
 @app.command(rich_help_panel=EVALUATE)
 def ablate(
-    recipe: Annotated[str, typer.Argument(help="A recipe name or a YAML file.")],
+    recipe: Recipe,
     overrides: Overrides = None,
     table: Annotated[str, typer.Option(help="Name of a table, or a YAML file; see docs/evaluating.md.")] = "",
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1",

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from bridle.config.section import Positive, Section
+from bridle.config.section import Above0, Natural, NonNegative, Positive, Section
 from bridle.errors import quoted
 
 
@@ -43,15 +43,13 @@ class DataConfig(Section):
     manifest: str | None = None  # CSV, TSV or JSONL: path, optional start, end, label or labels, split, fold
     layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: told by what root holds
     segments: tuple[str, ...] | None = None  # audioset: which segment lists make up train; None: all but eval
-    test_fold: Annotated[int, Field(ge=0)] | None = (
-        None  # data with folds: hold this one out; None pretrains on all, scores over folds
-    )
+    test_fold: Natural | None = None  # data with folds: hold this one out; None pretrains on all, scores over folds
     mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config
-    std: tuple[Annotated[float, Field(gt=0.0)], ...] | None = None
+    std: tuple[Above0, ...] | None = None
     views: Positive = 1  # windows (audio) or clips (video) of an item at evaluation, spread evenly, then averaged
     trim: bool = False  # audio: digital silence at both ends of a recording, as padding is, is not shown
-    cache_mb: Annotated[int, Field(ge=0)] = 0  # decoded items kept in memory, per process; 0 decodes every time
-    workers: Annotated[int, Field(ge=0)] = 0
+    cache_mb: Natural = 0  # decoded items kept in memory, per process; 0 decodes every time
+    workers: Natural = 0
     bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable
 
     @property
@@ -88,7 +86,7 @@ class AudioConfig(Section):
     sample_rate: Annotated[int, Field(ge=1_000, le=384_000)] = 16_000
     window_ms: Annotated[float, Field(gt=0.0, le=1_000.0)] = 25.0
     shift_ms: Annotated[float, Field(gt=0.0, le=1_000.0)] = 10.0
-    low_hz: Annotated[float, Field(ge=0.0)] = 20.0
+    low_hz: NonNegative = 20.0
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -105,13 +103,13 @@ class VideoConfig(Section):
     stride: Positive = 4
     short_side: Positive | None = None  # None: the larger side of the geometry's picture
     crops: Positive = 1  # pictures cut from a clip at evaluation, spread along its long side, then averaged
-    timeout: Annotated[float, Field(gt=0.0)] = 60.0  # seconds a file may take to decode
+    timeout: Above0 = 60.0  # seconds a file may take to decode
 
 
 class SignalsConfig(Section):
     """Signals in arrays of numbers."""
 
-    sample_rate: Annotated[float, Field(gt=0.0)] | None = None  # Hz; gives times to tokens; None: not known
+    sample_rate: Above0 | None = None  # Hz; gives times to tokens; None: not known
 
 
 class AugmentConfig(Section):
@@ -122,19 +120,19 @@ class AugmentConfig(Section):
     crop_scale: tuple[float, float] = (0.2, 1.0)  # random resized crop, share of the area
     flip: bool = True  # mirror left-right
     time_flip: bool = False  # play clips backwards half of the time
-    randaugment: Annotated[int, Field(ge=0)] = 0  # operations per picture
+    randaugment: Natural = 0  # operations per picture
     randaugment_magnitude: Annotated[float, Field(ge=0.0, le=10.0)] = 9.0
     erase: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0  # probability of erasing a random box
     # Sound and signals.
     roll: bool = False  # start at a random time, what falls off the end comes first
-    gain_db: Annotated[float, Field(ge=0.0)] = 0.0  # louder or softer by up to this much
-    gain_beta: Annotated[float, Field(ge=0.0)] = 0.0  # times 0.5 + Beta(a, a); 0 is off
+    gain_db: NonNegative = 0.0  # louder or softer by up to this much
+    gain_beta: NonNegative = 0.0  # times 0.5 + Beta(a, a); 0 is off
     noise_db: float | None = None  # white noise at this signal-to-noise ratio or better
-    time_mask: Annotated[int, Field(ge=0)] = 0  # SpecAugment: widest stripe of frames set to the mean
-    band_mask: Annotated[int, Field(ge=0)] = 0  # SpecAugment: widest stripe of mel bands set to the mean
+    time_mask: Natural = 0  # SpecAugment: widest stripe of frames set to the mean
+    band_mask: Natural = 0  # SpecAugment: widest stripe of mel bands set to the mean
     # Two samples in one.
-    mixup: Annotated[float, Field(ge=0.0)] = 0.0  # Beta(a, a) of the shares; 0 is off
-    cutmix: Annotated[float, Field(ge=0.0)] = 0.0  # Beta(a, a) of the area; with both on, either is drawn
+    mixup: NonNegative = 0.0  # Beta(a, a) of the shares; 0 is off
+    cutmix: NonNegative = 0.0  # Beta(a, a) of the area; with both on, either is drawn
     mix_probability: Annotated[float, Field(ge=0.0, le=1.0)] = 1.0
     mix_space: Literal["features", "waveform"] = "features"
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from bridle.config.data_schema import SOURCES
 from bridle.config.schema import Config, QuantizerConfig
+from bridle.config.section import with_tuples
 from bridle.config.strict_yaml import Entry, Path, Table, merge, nest, read_document, read_value
 from bridle.errors import ConfigError, UsageError, quoted
 
@@ -58,8 +59,13 @@ REMOVED: Mapping[str, str] = {"decoder.heads_see": "it changed nothing"}  # key 
 
 def recipe_names() -> list[str]:
     """The recipes shipped with bridle."""
-    folder = resources.files("bridle.config") / "recipes"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return shipped_names("recipes")
+
+
+def shipped_names(folder: str) -> list[str]:
+    """The files in a folder of bridle/config, without their endings."""
+    names = [item.name for item in (resources.files("bridle.config") / folder).iterdir()]
+    return sorted(name.partition(".")[0] for name in names if name.endswith((".yaml", ".json")))
 
 
 def is_data(recipe: str | FilePath) -> bool:
@@ -138,7 +144,7 @@ def check(table: Table, name: str) -> Config:
     # An unknown size is refused below; with those of a known one no other key is missing.
     table = merge(_size_table(size if isinstance(size, str) and size in SIZES else "tiny"), table)
     try:
-        return Config.model_validate(nest({path: _tupled(entry) for path, entry in table.items()}))
+        return Config.model_validate(with_tuples(nest(table)))
     except ValidationError as error:
         # Members of a union each report the same key; the first word on a key is enough.
         told = {_known_part(tuple(map(str, p["loc"])), p["type"]): p for p in reversed(error.errors())}
@@ -244,15 +250,6 @@ def _expand_presets(table: Table) -> Table:
             raise ConfigError(f"{paper.where}: 'paper' has one value, literal; got {quoted(paper.value)}.")
         presets |= {path: Entry(value, paper.where) for path, value in LITERAL.items()}
     return presets | {path: entry for path, entry in table.items() if path not in (("quantizer",), ("paper",))}
-
-
-def _tupled(entry: Entry) -> Entry:
-    """Lists become tuples and whole numbers floats where pydantic's strict mode asks for it."""
-
-    def convert(value: Any) -> Any:
-        return tuple(convert(item) for item in value) if isinstance(value, list) else value
-
-    return Entry(convert(entry.value), entry.where)
 
 
 def _explain(problem: Any, table: Table, name: str) -> str:

@@ -21,7 +21,18 @@ from bridle.config.data_schema import (
     SourceEntry,
     VideoConfig,
 )
-from bridle.config.section import Codes, Count, Positive, Section, Share, Sizes, Width
+from bridle.config.section import (
+    Above0,
+    Codes,
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    Share,
+    Sizes,
+    Width,
+)  # fmt: skip
 from bridle.config.training_schema import (
     DetokenizerConfig,
     EncoderPhaseConfig,
@@ -34,31 +45,6 @@ from bridle.config.training_schema import (
 )
 from bridle.errors import ConfigError, UsageError, quoted
 from bridle.geometry import Geometry
-
-__all__ = [
-    "AudioConfig",
-    "AugmentConfig",
-    "Config",
-    "DataConfig",
-    "DecoderConfig",
-    "DetokenizerConfig",
-    "EncoderConfig",
-    "EncoderPhaseConfig",
-    "EstimatorConfig",
-    "FinetuneConfig",
-    "GeometryConfig",
-    "LossConfig",
-    "MaskConfig",
-    "PhaseConfig",
-    "ProbeConfig",
-    "QuantizerConfig",
-    "RuntimeConfig",
-    "ScheduleConfig",
-    "SignalsConfig",
-    "TokenizerConfig",
-    "TrunkConfig",
-    "VideoConfig",
-]
 
 
 class GeometryConfig(Section):
@@ -78,7 +64,7 @@ class TrunkConfig(Section):
     width: Width  # D
     depth: Count
     heads: Count
-    mlp_ratio: Annotated[float, Field(gt=0.0)] = 4.0
+    mlp_ratio: Above0 = 4.0
 
 
 class EncoderConfig(TrunkConfig):
@@ -86,7 +72,7 @@ class EncoderConfig(TrunkConfig):
 
     drop_path: Share = 0.0
     class_token: bool = False
-    whiten: Annotated[float, Field(gt=0.0)] | None = None  # ridge; None: patches are not whitened
+    whiten: Above0 | None = None  # ridge; None: patches are not whitened
     weights: str | None = None  # a ViT's safetensors file (timm or torch names) to start from
 
 
@@ -108,9 +94,8 @@ class TokenizerConfig(Section):
     later: str = "vit"  # of later iterations: a network trained in its own phase; `features`: none; or a registered one
     standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
     position: bool = False  # add sin-cos positions to the patches before the projection, as the released code does
-    whiten: Annotated[float, Field(ge=0.0, le=1.0)] | None = (
-        None  # principal components divided by their variance^(whiten/2); None: a random projection alone
-    )
+    # Principal components divided by their variance^(whiten/2); None: a random projection alone.
+    whiten: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     components: Positive | None = None  # with whiten: how many are kept; None: as many as quantizer.width, at most all
 
     @model_validator(mode="after")
@@ -130,15 +115,13 @@ class QuantizerConfig(Section):
     residual: Literal["once", "perstage", "released", "none", "independent"] = "once"
     update: Literal["ema", "gradient"] = "ema"
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.99  # γ
-    eps: Annotated[float, Field(gt=0.0)] = 1e-5  # ε
-    reset_below: Annotated[int, Field(ge=0)] = 1  # T_u; 0 never resets
-    reset_every: Annotated[int, Field(ge=0)] = (
-        20  # tokenizer steps; codes unused so long are redrawn; 0 only at the start
-    )
+    eps: Above0 = 1e-5  # ε
+    reset_below: Natural = 1  # T_u; 0 never resets
+    reset_every: Natural = 20  # tokenizer steps; codes unused so long are redrawn; 0 only at the start
     restart: bool = False  # solve k-means again on the trained tokenizer's latents before the encoder learns from it
     soft: Positive = 1  # k nearest codes as soft targets; 1 is hard
     soft_weights: Literal["even", "softmax"] = "even"
-    soft_temperature: Annotated[float, Field(gt=0.0)] = 0.1  # τ of softmax(−d²/τ)
+    soft_temperature: Above0 = 0.1  # τ of softmax(−d²/τ)
     soft_q: bool = True  # false: soft targets alone; q, the residual and the statistics take the nearest code
     kmeans_iterations: Positive = 10
 
@@ -167,15 +150,13 @@ class LossConfig(Section):
     target: Literal["codes", "patches"] = "codes"  # patches: no tokenizer, the patches themselves are regressed
     patches: Literal["standardised", "plain"] = "standardised"  # each patch to mean 0, variance 1, or as it is
     codes: Literal["ce", "bce"] = "ce"
-    stage_weights: tuple[Annotated[float, Field(ge=0.0)], ...] | None = None  # of the M heads; None weighs them alike
-    commitment_weight: Annotated[float, Field(ge=0.0)] = 0.25  # β
+    stage_weights: tuple[NonNegative, ...] | None = None  # of the M heads; None weighs them alike
+    commitment_weight: NonNegative = 0.25  # β
     commitment: Literal["stages", "sum"] = "stages"
-    cosine_weight: Annotated[float, Field(ge=0.0)] = 1.0  # λ_cos
+    cosine_weight: NonNegative = 1.0  # λ_cos
     cosine: Literal["mean", "ratio"] = "mean"
     centre_teacher: Literal["none", "mean", "position"] = "position"  # what is subtracted from the teacher's features
-    teacher_block: Positive | None = (
-        None  # the encoder's block that teaches, 1 to its depth; None: the last, as the paper
-    )
+    teacher_block: Positive | None = None  # the encoder's block that teaches, 1 to its depth; None: the last
 
 
 class Config(Section):
@@ -184,7 +165,7 @@ class Config(Section):
     name: str
     summary: str = ""
     size: Literal["tiny", "small", "base", "large"] = "tiny"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Natural = 0
     max_steps: Positive | None = None  # caps every phase
     geometry: GeometryConfig
     data: DataConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from bridle.config.data_schema import AugmentConfig
-from bridle.config.section import Count, Positive, Section, Share
+from bridle.config.section import Above0, Count, Natural, NonNegative, Positive, Section, Share
 
 
 class MaskConfig(Section):
@@ -21,16 +21,16 @@ class PhaseConfig(Section):
     """Length and optimizer of one training phase."""
 
     steps: Positive | None = None
-    epochs: Annotated[float, Field(gt=0.0)] | None = None
-    warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = None
+    epochs: Above0 | None = None
+    warmup_steps: Natural | None = None
+    warmup_epochs: NonNegative | None = None
     batch: Positive = 64  # global
     micro_batch: Positive | None = None  # rows per device that go through the network at once
-    learning_rate: Annotated[float, Field(gt=0.0)]
-    final_learning_rate: Annotated[float, Field(ge=0.0)] = 0.0
-    weight_decay: Annotated[float, Field(ge=0.0)] = 1e-4
+    learning_rate: Above0
+    final_learning_rate: NonNegative = 0.0
+    weight_decay: NonNegative = 1e-4
     betas: tuple[Share, Share] = (0.9, 0.95)
-    clip: Annotated[float, Field(gt=0.0)] | None = None
+    clip: Above0 | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -83,7 +83,7 @@ class ScheduleConfig(Section):
     iterations: Count = 2  # R
     encoder_restart: Literal["continue", "fresh"] = "continue"
     tokenizer: Literal["renew", "keep"] = "renew"  # keep: the first tokenizer stays for all iterations
-    joint_weight: Annotated[float, Field(ge=0.0)] = 0.5  # α
+    joint_weight: NonNegative = 0.5  # α
     joint_every: Positive = 5  # a tokenizer step every n encoder steps
 
 
@@ -92,7 +92,7 @@ class RuntimeConfig(Section):
 
     device: str = "auto"
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on GPUs that have it, fp32 elsewhere
-    threads: Annotated[int, Field(ge=0)] = 0  # CPU threads of torch; 0 leaves torch's choice
+    threads: Natural = 0  # CPU threads of torch; 0 leaves torch's choice
     deterministic: bool = False
     checkpoint_activations: bool = False
     checkpoint_every: Positive = 500  # steps
@@ -100,7 +100,7 @@ class RuntimeConfig(Section):
     keep_finished: bool = False  # keep those inside finished phases too, for `bridle probe --curve`
     log_every: Positive = 10  # steps between rows of metrics.jsonl
     stop_after_skips: Positive = 5  # non-finite steps in a row that end the run
-    timeout_minutes: Annotated[float, Field(gt=0.0)] = 30.0  # how long a process waits for the others in a step
+    timeout_minutes: Above0 = 30.0  # how long a process waits for the others in a step
     compare_every: Positive = 100  # steps between checks that all processes hold the same numbers
     shard: Literal["none", "full"] = "none"  # full: every process holds only a share of the trained weights (FSDP)
     compile: bool = False  # torch.compile of the trained blocks; worth it on GPUs
@@ -114,7 +114,7 @@ class ProbeConfig(Section):
     # items are cross-validated, for sets whose test part is too small to tell anything.
     on: Literal["test", "validation", "folds"] = "test"
     pool: Literal["mean", "axis", "class", "attentive"] = "mean"
-    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
+    axis: Natural = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
     # Output of this block, 1 to the encoder's depth; None: the last, after its norm; all: of the embedding and
     # every block, side by side.
@@ -124,11 +124,11 @@ class ProbeConfig(Section):
     head: Literal["logistic", "sgd", "adamw"] = "logistic"  # logistic: solved to the optimum; else trained in batches
     loss: Literal["auto", "ce", "bce"] = "auto"  # of sgd and adamw; auto: bce where items have several labels, else ce
     # Of sgd and adamw:
-    learning_rate: Annotated[float, Field(gt=0.0)] | None = None  # None: chosen on validation items
+    learning_rate: Above0 | None = None  # None: chosen on validation items
     epochs: Positive = 50
-    warmup_epochs: Annotated[float, Field(ge=0.0)] = 0.0
+    warmup_epochs: NonNegative = 0.0
     batch: Positive = 256
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01  # adamw alone
+    weight_decay: NonNegative = 0.01  # adamw alone
     betas: tuple[Share, Share] = (0.9, 0.999)  # adamw alone
     sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
     epoch_items: Positive | None = None  # draws that count as one epoch; None: as many as there are items
@@ -137,7 +137,7 @@ class ProbeConfig(Section):
     shots: tuple[Positive, ...] = ()  # labels per class of the few-shot probe, such as [1, 5, 10]
     draws: Annotated[int, Field(ge=2)] = 10  # of the few labels
     scorers: tuple[str, ...] = ()  # further scorers by name: knn, retrieval, or one that a plugin registers
-    cache_mb: Annotated[int, Field(ge=0)] = 2048  # of features in RUN/cache; 0 keeps none
+    cache_mb: Natural = 2048  # of features in RUN/cache; 0 keeps none
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -156,15 +156,15 @@ class ProbeConfig(Section):
 class FinetuneConfig(PhaseConfig):
     """`bridle finetune`: the encoder and a linear head learn from labels."""
 
-    epochs: Annotated[float, Field(gt=0.0)] | None = 30.0
-    warmup_epochs: Annotated[float, Field(ge=0.0)] | None = 3.0
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
+    epochs: Above0 | None = 30.0
+    warmup_epochs: NonNegative | None = 3.0
+    learning_rate: Above0 = 1e-3
+    weight_decay: NonNegative = 0.05
     betas: tuple[Share, Share] = (0.9, 0.999)
     loss: Literal["auto", "ce", "bce"] = "auto"  # auto: bce where items have several labels, else ce
     label_smoothing: Share = 0.0
     pool: Literal["mean", "axis", "class"] = "mean"
-    axis: Annotated[int, Field(ge=0)] = 0  # with pool: axis, as for the probe
+    axis: Natural = 0  # with pool: axis, as for the probe
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75  # learning rate of each block relative to the next
     drop_path: Share = 0.1
     mask: MaskConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
@@ -192,8 +192,8 @@ class DetokenizerConfig(PhaseConfig):
     depth: Positive = 2
     heads: Positive | None = None  # None: as the encoder
     steps: Positive | None = 600
-    warmup_steps: Annotated[int, Field(ge=0)] | None = 60
+    warmup_steps: Natural | None = 60
     batch: Positive = 32
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-3
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.01
+    learning_rate: Above0 = 1e-3
+    weight_decay: NonNegative = 0.01
     items: Positive = 256  # held-out items on which the reconstruction is measured

@@ -19,8 +19,7 @@ from rich.console import Console
 from bridle.config import load_config
 from bridle.errors import UsageError
 from bridle.files import read_lines, write_text
-from bridle.grid.cells import Cell, cells, iterations_of, without_weights
-from bridle.grid.shared_iteration import borrow_beginning, lender_of
+from bridle.grid.cells import Cell, cells, without_weights
 from bridle.grid.subprocesses import run_beside
 from bridle.grid.table import Costs, last_evaluation, read_scores, write_tables
 from bridle.grid.table_file import Grid
@@ -36,18 +35,11 @@ def run_grid(
     recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[int], out: Path, jobs: int | None = None
 ) -> Path:
     """Run what is not finished yet, then write table.md, table.csv and table.json. Returns the first of them."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: exists and is not a directory; choose another --out.")
     console, began = Console(highlight=False), time.perf_counter()
-    grid_cells = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
-    jobs = jobs or side_by_side(recipe, overrides)
-    out.mkdir(parents=True, exist_ok=True)
+    grid_cells, jobs = open_grid(recipe, overrides, grid, seeds, out, jobs, console)
     runs = {cell.folder: cell for cell in grid_cells}
-    console.print(
-        f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs, {jobs} at a time", markup=False
-    )
     missing = [cell for cell in runs.values() if not is_measured(cell, grid)]
-    pretrain_cells(recipe, grid, missing, runs, jobs, console)
+    pretrain_cells(recipe, missing, out, jobs=jobs, console=console)
     if "finetune" in grid.measures:
         finetune_cells(grid_cells, out, console=console)
     scores = {cell: read_scores(cell, grid) for cell in grid_cells}
@@ -58,27 +50,31 @@ def run_grid(
     return table
 
 
-def side_by_side(recipe: str, overrides: Sequence[str]) -> int:
-    """How many runs the cores have threads for."""
+def open_grid(
+    recipe: str,
+    overrides: Sequence[str],
+    grid: Grid,
+    seeds: Sequence[int],
+    out: Path,
+    jobs: int | None,
+    console: Console,
+) -> tuple[list[Cell], int]:
+    """Check and create the folder; all cells, and how many runs at a time: as many as the cores have threads for."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out}: exists and is not a directory; choose another --out.")
+    found = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
     threads = load_config(recipe, without_weights(overrides)).runtime.threads
-    return max(1, usable_cores() // max(1, threads))
+    jobs = jobs or max(1, usable_cores() // max(1, threads))
+    out.mkdir(parents=True, exist_ok=True)
+    runs = f"{len({cell.folder for cell in found})} runs, {jobs} at a time"
+    console.print(f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {runs}", markup=False)
+    return found, jobs
 
 
-def pretrain_cells(
-    recipe: str, grid: Grid, begun: Sequence[Cell], runs: Iterable[Path], jobs: int, console: Console
-) -> None:
-    """Train what is not trained yet; short runs first, because longer ones may begin alike."""
-    for length in sorted({iterations_of(cell, grid) for cell in begun}):
-        turn = [cell for cell in begun if iterations_of(cell, grid) == length]
-        for cell in turn:
-            if lender := borrow_beginning(load_config(recipe, cell.pretrain), cell.folder, sorted(runs)):
-                console.print(f"{cell.folder.name}  begins like {lender.name}: its iteration 1 is copied", markup=False)
-        run_beside(
-            {cell.folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(cell.folder)] for cell in turn},
-            jobs=jobs,
-            console=console,
-            spent=partial(note_cost, turn[0].folder.parent.parent),
-        )
+def pretrain_cells(recipe: str, begun: Iterable[Cell], out: Path, *, jobs: int, console: Console) -> None:
+    """Train what is not trained yet."""
+    commands = {cell.folder.name: ["pretrain", recipe, *cell.pretrain, "--out", str(cell.folder)] for cell in begun}
+    run_beside(commands, jobs=jobs, console=console, spent=partial(note_cost, out))
 
 
 def finetune_cells(grid_cells: Sequence[Cell], out: Path, *, console: Console) -> None:
@@ -136,8 +132,8 @@ def costs_of(grid: Grid, grid_cells: Iterable[Cell], out: Path, *, wall_minutes:
 
 
 def cpu_minutes(out: Path, cells_: Iterable[Cell]) -> float:
-    """What these cells cost over all starts; a run that several of them share, or began with, counts once."""
-    works = {work for cell in cells_ for work in (cell.folder.name, lender_of(cell.folder), cell.finetune_cost)}
+    """What these cells cost over all starts; a run that several of them share counts once."""
+    works = {work for cell in cells_ for work in (cell.folder.name, cell.finetune_cost)}
     return sum(float(row["cpu_seconds"]) for row in read_lines(out / COSTS) if row["work"] in works) / 60
 
 

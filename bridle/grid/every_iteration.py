@@ -7,12 +7,9 @@ under several with Student's. What was measured is kept in the run's folder, so 
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -22,27 +19,23 @@ from rich.console import Console
 from bridle.config import load_config
 from bridle.errors import UsageError
 from bridle.evaluate.significance import half_width
-from bridle.grid.ablation import cpu_minutes, note_cost, pretrain_cells, side_by_side
-from bridle.grid.cells import Cell, cells, iterations_of
+from bridle.grid.ablation import costs_of, note_cost, open_grid, pretrain_cells
+from bridle.grid.cells import Cell, iterations_of
 from bridle.grid.subprocesses import run_beside
-from bridle.grid.table import change_of
+from bridle.grid.table import ablate_command, change_of, write_files
 from bridle.grid.table_file import Grid
 from bridle.quantize.usage import released_effective_usage
 from bridle.report.plots import write_codebook_figures
-from bridle.runs.checkpoint import write_json
 from bridle.runs.results import Results, Scores, read_results, write_record
 from bridle.seeding import mix
 
 SHORT = {"probe": "LP", "finetune": "FT"}
 METRICS = {"accuracy": "top-1", "top5": "top-5", "mean_average_precision": "mAP"}
-INTERVALS = {
-    "mean_average_precision": "mean_average_precision_interval"
-}  # of single labels; the main score's is `interval`
 CODEBOOK_HEADS = ["row", "iteration", "stage", "CUR", "UE nats", "ECU", "ECU, released code", "directions"]
 
 
 class Other(NamedTuple):
-    """A further data set to be judged on."""
+    """A further data set to evaluate on."""
 
     recipe: str
     overrides: tuple[str, ...]
@@ -71,6 +64,7 @@ class Job(NamedTuple):
 
 
 Found = Mapping[tuple[str, int, str], Results]  # by row, seed and job
+Table = tuple[list[str], list[list[str]]]  # headings and rows
 
 
 def fill_every_iteration(
@@ -78,27 +72,22 @@ def fill_every_iteration(
     on: Sequence[str] = (),
 ) -> Path:  # fmt: skip
     """Run what is not finished yet, then write table.md, table.csv and table.json. Returns the first of them."""
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"{out}: exists and is not a directory; choose another --out.")
     others, console, began = [Other.read(text) for text in on], Console(highlight=False), time.perf_counter()
-    found_cells = list(cells(recipe, overrides, grid, seeds=seeds, out=out))
-    out.mkdir(parents=True, exist_ok=True)
-    runs = {cell.folder: cell for cell in found_cells}
-    console.print(f"{grid.title}: {len(grid.rows)} rows × {len(seeds)} seeds, {len(runs)} runs", markup=False)
-    work = [job for cell in found_cells for job in measuring(cell, grid, others)]
+    grid_cells, jobs = open_grid(recipe, overrides, grid, seeds, out, jobs, console)
+    work = [job for cell in grid_cells for job in measuring(cell, grid, others)]
     begun = {job.cell.folder: job.cell for job in work if not job.kept.is_file()}
-    jobs = jobs or side_by_side(recipe, overrides)
-    pretrain_cells(recipe, grid, list(begun.values()), runs, jobs, console)
+    pretrain_cells(recipe, begun.values(), out, jobs=jobs, console=console)
     measure_all(work, out, jobs=jobs, console=console)
     found = {(job.cell.row, job.cell.seed, title(job.measure, job.other)): read_results(job.kept) for job in work}
-    command = (
-        f"bridle ablate {shlex.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
-    )
-    command += "".join(f" --on {shlex.quote(text)}" for text in on)
-    cost = (
-        f"{cpu_minutes(out, found_cells):.1f} CPU minutes in all, {(time.perf_counter() - began) / 60:.1f} wall minutes"
-    )
-    return write(grid, found, seeds, out, told=f"`{command}`; {cost} since it was last started. ", console=console)
+    command = ablate_command(recipe, overrides, grid, seeds) + "".join(f" --on {shlex.quote(text)}" for text in on)
+    costs = costs_of(grid, grid_cells, out, wall_minutes=(time.perf_counter() - began) / 60)
+    over = "Student's 95 % interval over seeds" if len(seeds) > 1 else "95 % interval over test items"
+    note = f"{costs.describe(command)} Scores in %, with the {over}. Nothing was chosen on test data."
+    tables = list(make_tables(grid, found, seeds))
+    if "codebooks" in grid.measures:
+        draw_norms(grid, found, seeds[0], out)
+    named = [{"columns": heads, "rows": rows} for heads, rows in tables]
+    return write_files(out, grid.title, tables, note, {"seeds": list(seeds), "command": command, "tables": named})
 
 
 def measuring(cell: Cell, grid: Grid, others: Sequence[Other]) -> Iterator[Job]:
@@ -134,15 +123,11 @@ def measure_all(work: Sequence[Job], out: Path, *, jobs: int, console: Console) 
         turn = list({job.cell.folder: job for job in reversed(alike)}.values())[::-1]  # one for every run
         for commands in zip(*(job.commands for job in turn), strict=True):
             named = {f"{job.cell.folder.name} {title(*kind)}": list(c) for job, c in zip(turn, commands, strict=True)}
-            run_beside(named, jobs=jobs, console=console, spent=partial(charge, out))
+            # A measurement counts among the costs of its run, which its name begins with.
+            run_beside(named, jobs=jobs, console=console, spent=lambda name, s: note_cost(out, name.split()[0], s))
         for job in turn:
             write_record(job.kept, read_results(job.written))
         waiting = [job for job in waiting if job not in turn]
-
-
-def charge(out: Path, name: str, seconds: float) -> None:
-    """A measurement counts among the costs of its run, which its name begins with."""
-    note_cost(out, name.split(maxsplit=1)[0], seconds)
 
 
 def title(measure_: str, other: Other | None) -> str:
@@ -171,59 +156,38 @@ def score_text(results: Sequence[Scores], metric: str) -> str:
     text = f"{100 * mean(values):.1f}"
     if len(values) > 1:
         return f"{text} ±{100 * half_width(values):.1f}"
-    key = INTERVALS[metric] if metric in INTERVALS and results[0].accuracy is not None else "interval"
-    bounds = getattr(results[0], key) if metric != "top5" else None
+    of_map = metric == "mean_average_precision" and results[0].accuracy is not None  # not the main score
+    bounds = results[0].mean_average_precision_interval if of_map else results[0].interval if metric != "top5" else None
     return text if bounds is None else f"{text} [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]"
 
 
-def write(grid: Grid, found: Found, seeds: Sequence[int], out: Path, *, told: str, console: Console) -> Path:
-    """All tables as Markdown, the first also as CSV, everything as JSON."""
-    judged = list(dict.fromkeys(what for _, _, what in found if what != "codebooks"))
-    tables = list[tuple[list[str], list[list[str]]]]()
-    if judged:
-        tables.append(score_table(grid, found, seeds, judged))
-    if grid.effects and judged:
-        tables.append(effect_table(grid, found, seeds, judged))
+def make_tables(grid: Grid, found: Found, seeds: Sequence[int]) -> Iterator[Table]:
+    """Scores, effects and codebooks, as far as the grid asks for them."""
+    scored = list(dict.fromkeys(what for _, _, what in found if what != "codebooks"))
+    if scored:
+        yield score_table(grid, found, seeds, scored)
+    if grid.effects and scored:
+        yield effect_table(grid, found, seeds, scored)
     if "codebooks" in grid.measures:
-        tables.append((CODEBOOK_HEADS, list(codebook_rows(grid, found, seeds))))
-        draw_norms(grid, found, seeds[0], out)
-    parts = [f"**{grid.title}**", ""]
-    for heads, rows in tables:
-        parts += [bar(heads), bar(["---"] * len(heads)), *(bar(row) for row in rows), ""]
-    over = "Student's 95 % interval over seeds" if len(seeds) > 1 else "95 % interval over test items"
-    parts += [f"{told}Scores in %, with the {over}. Nothing was chosen on test data.", ""]
-    (out / "table.md").write_text("\n".join(parts), encoding="utf-8")
-    text = io.StringIO()
-    for heads, rows in tables:
-        csv.writer(text).writerows([heads, *rows])
-    (out / "table.csv").write_text(text.getvalue(), encoding="utf-8")
-    named = [{"columns": heads, "rows": rows} for heads, rows in tables]
-    write_json(out / "table.json", {"title": grid.title, "seeds": list(seeds), "told": told, "tables": named})
-    console.print("\n".join(parts), markup=False, soft_wrap=True)
-    console.print(f"wrote {out / 'table.md'}, table.csv and table.json", markup=False, soft_wrap=True)
-    return out / "table.md"
+        yield CODEBOOK_HEADS, list(codebook_rows(grid, found, seeds))
 
 
-def score_table(
-    grid: Grid, found: Found, seeds: Sequence[int], judged: Sequence[str]
-) -> tuple[list[str], list[list[str]]]:
+def score_table(grid: Grid, found: Found, seeds: Sequence[int], scored: Sequence[str]) -> Table:
     """A line for every row and iteration, a column for every score."""
     first = next(row for row, _, _ in found)
-    columns = [(what, metric) for what in judged for metric in metrics_of(result_of(found[first, seeds[0], what], 1))]
+    columns = [(what, metric) for what in scored for metric in metrics_of(result_of(found[first, seeds[0], what], 1))]
     lines = []
     for row in grid.rows:
         if not has(found, row):
             lines.append([row, "", "needs weights (encoder.weights=FILE)", *[""] * (len(columns) - 1)])
             continue
         for r in range(1, grid.iterations + 1):
-            by_seed = {what: [result_of(found[row, seed, what], r) for seed in seeds] for what in judged}
+            by_seed = {what: [result_of(found[row, seed, what], r) for seed in seeds] for what in scored}
             lines.append([row, f"iter{r}", *(score_text(by_seed[what], metric) for what, metric in columns)])
     return ["row", "iteration", *(f"{what} {METRICS[metric]}" for what, metric in columns)], lines
 
 
-def effect_table(
-    grid: Grid, found: Found, seeds: Sequence[int], judged: Sequence[str]
-) -> tuple[list[str], list[list[str]]]:
+def effect_table(grid: Grid, found: Found, seeds: Sequence[int], scored: Sequence[str]) -> Table:
     """Differences between rows of the same seed; * marks what can hardly be chance."""
     lines = []
     for name, (before, after) in grid.effects.items():
@@ -231,12 +195,12 @@ def effect_table(
             continue
         for r in range(1, grid.iterations + 1):
             texts = []
-            for what in judged:
+            for what in scored:
                 old, new = ({seed: result_of(found[row, seed, what], r) for seed in seeds}
                             for row in (before, after))  # fmt: skip
                 texts.append(str(change_of(new, old)[0]))
             lines.append([name, f"{before} → {after}", f"iter{r}", *texts])
-    return ["effect", "from → to", "iteration", *judged], lines
+    return ["effect", "from → to", "iteration", *scored], lines
 
 
 def codebook_rows(grid: Grid, found: Found, seeds: Sequence[int]) -> Iterator[list[str]]:
@@ -266,7 +230,3 @@ def draw_norms(grid: Grid, found: Found, seed: int, out: Path) -> None:
 
 def has(found: Found, row: str) -> bool:
     return any(name == row for name, _, _ in found)
-
-
-def bar(cells_: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "/") for cell in cells_) + " |"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -84,6 +85,11 @@ class Costs(NamedTuple):
     by_row: Mapping[str, float]  # CPU minutes
     wall_minutes: float  # since the last start
 
+    def describe(self, command: str) -> str:
+        """The command and its cost, for the note below a table."""
+        cost = f"{self.cpu_minutes:.1f} CPU minutes in all, {self.wall_minutes:.1f} wall minutes"
+        return f"`{command}`; {cost} since it was last started."
+
 
 def write_tables(
     grid: Grid,
@@ -97,27 +103,37 @@ def write_tables(
     lines = [{**table_line(grid, scores, row), "cpu_minutes": costs.by_row[row]} for row in grid.rows]
     baselines = baseline_lines(grid, scores)
     seeds = sorted({cell.seed for cell in scores})
-    command = f"bridle ablate {' '.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
-    heads = ["row", *(f"{measure} %" for measure in grid.measures), *(f"{measure} change" for measure in grid.measures)]
-    heads.append("CPU min")
+    changes = [f"{measure} change" for measure in grid.measures]
+    heads = ["row", *(f"{measure} %" for measure in grid.measures), *changes, "CPU min"]
     rows = [[line["row"], *line["shown"], ""] for line in baselines]
     rows += [[line["row"], *line["shown"], f"{line['cpu_minutes']:.1f}"] for line in lines]
-    note = (
-        f"`{command}`; {costs.cpu_minutes:.1f} CPU minutes in all, {costs.wall_minutes:.1f} wall minutes since it was "
-    )
-    note += f"last started. {_protocol_note(lines, len(seeds))}"
-    bars = [_bar(heads), _bar(["---"] * len(heads)), *(_bar(row) for row in rows)]
-    write_text(out / "table.md", "\n".join([f"**{grid.title}**", "", *bars, "", note, ""]))
-    text = io.StringIO()
-    csv.writer(text).writerows([heads, *rows])
-    write_text(out / "table.csv", text.getvalue())
+    command = ablate_command(recipe, overrides, grid, seeds)
+    note = f"{costs.describe(command)} {_protocol_note(lines, len(seeds))}"
     cost = {"cpu_minutes": costs.cpu_minutes, "wall_minutes_since_last_start": costs.wall_minutes}
-    stored = {"title": grid.title, "command": command, "seeds": seeds, **cost, "baselines": baselines, "rows": lines}
-    write_json(out / "table.json", stored)
-    table = plain_table(*heads, title=escape(grid.title), title_justify="left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    screen().print(table)
+    stored = {"command": command, "seeds": seeds, **cost, "baselines": baselines, "rows": lines}
+    return write_files(out, grid.title, [(heads, rows)], note, stored)
+
+
+def ablate_command(recipe: str, overrides: Sequence[str], grid: Grid, seeds: Sequence[int]) -> str:
+    """The command that makes a table, as a line for a shell."""
+    return f"bridle ablate {shlex.join([recipe, *overrides])} --table {grid.name} --seeds {','.join(map(str, seeds))}"
+
+
+def write_files(
+    out: Path, title: str, tables: Sequence[tuple[list[str], list[list[str]]]], note: str, stored: Mapping[str, Any]
+) -> Path:
+    """Write tables (headings and rows) as table.md, table.csv and, with what else is stored, table.json; print them."""
+    lines, text = [f"**{title}**", ""], io.StringIO()
+    for heads, rows in tables:
+        lines += [_bar(heads), _bar(["---"] * len(heads)), *map(_bar, rows), ""]
+        csv.writer(text).writerows([heads, *rows])
+        table = plain_table(*heads, title=escape(title), title_justify="left")
+        for row in rows:
+            table.add_row(*map(escape, row))
+        screen().print(table)
+    write_text(out / "table.md", "\n".join([*lines, note, ""]))
+    write_text(out / "table.csv", text.getvalue())
+    write_json(out / "table.json", {"title": title, **stored})
     screen().print(f"wrote {out / 'table.md'}, table.csv and table.json", markup=False, soft_wrap=True)
     return out / "table.md"
 

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bridle.config.load import shipped_names
 from bridle.config.strict_yaml import Table, read_document
 from bridle.errors import ConfigError, UsageError, quoted
 
@@ -49,8 +50,7 @@ class Grid(NamedTuple):
 
 def table_names() -> list[str]:
     """The tables shipped with bridle."""
-    folder = resources.files("bridle.config") / "ablations"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+    return shipped_names("ablations")
 
 
 def read_grid(name: str) -> Grid:

@@ -7,13 +7,14 @@ other parts were built, and every iteration's tokenizer is new.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bridle.config import Config
+from bridle.config.schema import TrunkConfig
 from bridle.errors import ConfigError, UsageError
 from bridle.models.classifier import Classifier
 from bridle.models.decoder import CodeHeads, Decoder, PatchHead
@@ -34,7 +35,25 @@ from bridle.seeding import generator
 
 
 @dataclass
-class Nets:
+class Networks:
+    """Networks that are trained and saved together: the fields of a subclass, by name and in their order."""
+
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks by name, in a fixed order."""
+        named = {field.name.removeprefix("own_"): getattr(self, field.name) for field in fields(self)}
+        return {name: module for name, module in named.items() if isinstance(module, nn.Module)}
+
+    def state(self) -> dict[str, Tensor]:
+        """Every parameter and saved buffer, by dotted name."""
+        return named_state(self.modules())
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint keeps of them beside tensors, as JSON."""
+        return {}
+
+
+@dataclass
+class Nets(Networks):
     """The networks of a run as they stand.
 
     The estimator exists from the first tokenizer phase on; a run that predicts patches has neither it nor a tokenizer.
@@ -56,23 +75,8 @@ class Nets:
     def tokenizer(self, tokenizer: Tokenizer) -> None:
         self.own_tokenizer = tokenizer
 
-    def modules(self) -> dict[str, nn.Module]:
-        """The networks by name, in a fixed order."""
-        named: dict[str, nn.Module | None] = {
-            "encoder": self.encoder,
-            "decoder": self.decoder,
-            "heads": self.heads,
-            "tokenizer": self.own_tokenizer,
-            "estimator": self.estimator,
-        }
-        return {name: module for name, module in named.items() if module is not None}
-
-    def state(self) -> dict[str, Tensor]:
-        """Every parameter and saved buffer, by dotted name."""
-        return named_state(self.modules())
-
     def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside tensors."""
+        """The code norms."""
         return {"norms_start": self.norms_start}
 
 
@@ -94,34 +98,25 @@ def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") -> Encoder:
     """Main encoder, or with part='tokenizer-encoder' the tokenizer's own of the same architecture."""
     c = config.encoder
-    encoder = Encoder(
-        geometry=config.geometry.build(),
-        width=c.width,
-        depth=c.depth,
-        heads=c.heads,
-        mlp_ratio=c.mlp_ratio,
-        class_token=c.class_token,
-        checkpoint_activations=config.runtime.checkpoint_activations,
-        saved_position=c.weights is not None and part == "encoder",
-        whiten=c.whiten,
-    )
+    saved = c.weights is not None and part == "encoder"
+    encoder = Encoder(class_token=c.class_token, saved_position=saved, whiten=c.whiten, **_trunk(config, c))
     _initialise(encoder, config, iteration, part)
     return encoder
 
 
+def _trunk(config: Config, c: TrunkConfig) -> dict[str, Any]:
+    """The arguments that all networks with a stack of blocks have."""
+    return {
+        "geometry": config.geometry.build(),
+        "checkpoint_activations": config.runtime.checkpoint_activations,
+        **{key: getattr(c, key) for key in TrunkConfig.model_fields},
+    }
+
+
 def build_decoder(config: Config, *, iteration: int = 1) -> Decoder:
+    """Decoder D."""
     c = config.decoder
-    decoder = Decoder(
-        geometry=config.geometry.build(),
-        encoder_width=config.encoder.width,
-        width=c.width,
-        depth=c.depth,
-        heads=c.heads,
-        mlp_ratio=c.mlp_ratio,
-        kind=c.kind,
-        window=c.window,
-        checkpoint_activations=config.runtime.checkpoint_activations,
-    )
+    decoder = Decoder(encoder_width=config.encoder.width, kind=c.kind, window=c.window, **_trunk(config, c))
     _initialise(decoder, config, iteration, "decoder")
     return decoder
 
@@ -139,23 +134,8 @@ def build_heads(config: Config, *, iteration: int) -> CodeHeads | PatchHead:
 
 
 def build_quantizer(config: Config) -> ResidualQuantizer:
-    c = config.quantizer
-    return ResidualQuantizer(
-        codebooks=c.codebooks,
-        codes=c.codes,
-        width=c.width,
-        start=c.start,
-        residual=c.residual,
-        update=c.update,
-        decay=c.decay,
-        eps=c.eps,
-        reset_below=c.reset_below,
-        soft=c.soft,
-        soft_weights=c.soft_weights,
-        soft_temperature=c.soft_temperature,
-        soft_q=c.soft_q,
-        kmeans_iterations=c.kmeans_iterations,
-    )
+    """The residual quantizer; the two settings left out are those of the tokenizer phase."""
+    return ResidualQuantizer(**config.quantizer.model_dump(exclude={"reset_every", "restart"}))
 
 
 def build_first_tokenizer(config: Config) -> Tokenizer:
@@ -205,33 +185,18 @@ def build_feature_tokenizer(config: Config, *, iteration: int) -> FeatureTokeniz
 
 
 def build_estimator(config: Config, *, iteration: int) -> Estimator:
-    c = config.estimator
-    estimator = Estimator(
-        geometry=config.geometry.build(),
-        code_width=config.quantizer.width,
-        encoder_width=config.encoder.width,
-        width=c.width,
-        depth=c.depth,
-        heads=c.heads,
-        mlp_ratio=c.mlp_ratio,
-        checkpoint_activations=config.runtime.checkpoint_activations,
-    )
+    """Tokenizer estimator TE."""
+    widths = {"code_width": config.quantizer.width, "encoder_width": config.encoder.width}
+    estimator = Estimator(**widths, **_trunk(config, config.estimator))
     _initialise(estimator, config, iteration, "estimator")
     return estimator
 
 
 def build_detokenizer(config: Config, *, iteration: int) -> Detokenizer:
     """A new network from the codes of iteration `iteration`'s tokenizer to inputs."""
-    c = config.detokenizer
-    detokenizer = Detokenizer(
-        geometry=config.geometry.build(),
-        code_width=config.quantizer.width,
-        codebooks=config.quantizer.codebooks,
-        width=c.width or config.encoder.width,
-        depth=c.depth,
-        heads=c.heads or config.encoder.heads,
-        checkpoint_activations=config.runtime.checkpoint_activations,
-    )
+    c, q = config.detokenizer, config.quantizer
+    blocks = TrunkConfig(width=c.width or config.encoder.width, depth=c.depth, heads=c.heads or config.encoder.heads)
+    detokenizer = Detokenizer(code_width=q.width, codebooks=q.codebooks, **_trunk(config, blocks))
     _initialise(detokenizer, config, iteration, "detokenizer")
     return detokenizer
 
@@ -247,10 +212,10 @@ def build_classifier(config: Config, encoder: Encoder, *, classes: int, iteratio
 def build_nets(config: Config, *, iteration: int = 1, later_tokenizer: bool = False) -> Nets:
     """All networks of an iteration: with its first or a later tokenizer, or without one if patches are the target."""
     tokenizer: Tokenizer | None = None
-    if config.loss.target == "codes":
-        tokenizer = (
-            build_later_tokenizer(config, iteration=iteration) if later_tokenizer else build_first_tokenizer(config)
-        )
+    if config.loss.target == "codes" and later_tokenizer:
+        tokenizer = build_later_tokenizer(config, iteration=iteration)
+    elif config.loss.target == "codes":
+        tokenizer = build_first_tokenizer(config)
     is_trained = tokenizer is not None and tokenizer.is_trained
     return Nets(
         encoder=build_encoder(config, iteration=1),

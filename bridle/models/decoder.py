@@ -7,7 +7,7 @@ Shapes: z (B, V, D), features (B, T, Dd), or (B, H, Dd) of the hidden tokens alo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -45,17 +45,11 @@ class Decoder(nn.Module):
         self.tokens = geometry.tokens
         self.embed = nn.Linear(encoder_width, width)
         self.mask_token = nn.Parameter(torch.zeros(width))
-        self.trunk: nn.Module
-        if kind == "plain":
-            self.trunk = Transformer(
-                width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio,
-                checkpoint_activations=checkpoint_activations,
-            )  # fmt: skip
-        else:
-            self.trunk = WindowTransformer(
-                width=width, depth=depth, heads=heads, grid=geometry.grid, window=window, mlp_ratio=mlp_ratio,
-                checkpoint_activations=checkpoint_activations,
-            )  # fmt: skip
+        shape: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "mlp_ratio": mlp_ratio}
+        shape |= {"checkpoint_activations": checkpoint_activations}
+        self.trunk: nn.Module = (
+            Transformer(**shape) if kind == "plain" else WindowTransformer(**shape, grid=geometry.grid, window=window)
+        )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
         self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
 

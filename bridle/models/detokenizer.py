@@ -6,54 +6,29 @@ normalised; valid (B, T).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool1d
 
 from bridle.geometry import Geometry
+from bridle.models.estimator import CodeTransformer
 from bridle.nn.patch import unpatchify
-from bridle.nn.position import sincos_position
-from bridle.nn.transformer import NORM_EPS, Transformer
 from bridle.quantize import ResidualQuantizer
 
 
-class Detokenizer(nn.Module):
-    """A few transformer blocks over the grid of code vectors, then one linear map to the numbers of each patch.
+class Detokenizer(CodeTransformer):
+    """From sums of code vectors to the numbers of each patch; it knows how many stages were summed."""
 
-    Buffers:
-        position (T, W): sin-cos table; derived, not saved.
-    """
-
-    position: Tensor
-
-    def __init__(
-        self,
-        *,
-        geometry: Geometry,
-        code_width: int,
-        codebooks: int,
-        width: int,
-        depth: int,
-        heads: int,
-        mlp_ratio: float = 4.0,
-        checkpoint_activations: bool = False,
-    ) -> None:
-        super().__init__()
-        self.geometry = geometry
+    def __init__(self, *, geometry: Geometry, codebooks: int, width: int, **shape: Any) -> None:
+        super().__init__(geometry=geometry, width=width, out_width=geometry.patch_features, **shape)
         self.codebooks = codebooks
-        self.embed = nn.Linear(code_width, width)
         self.stage_embed = nn.Parameter(torch.zeros(codebooks, width))  # row m − 1: the sum has m stages
-        self.trunk = Transformer(
-            width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio, checkpoint_activations=checkpoint_activations
-        )
-        self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.head = nn.Linear(width, geometry.patch_features)
-        self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
 
     def forward(self, q: Tensor, *, stages: Tensor, valid: Tensor | None = None) -> Tensor:
         """q (B, T, Dq), where sample b has the first stages[b] stages -> (B, C, *input)."""
-        hidden = self.embed(q) + self.position + self.stage_embed[stages - 1][:, None]  # (B, T, W)
-        patches = self.head(self.norm(self.trunk(hidden, key_valid=valid)))  # (B, T, W) -> (B, T, F)
+        patches = self.transform(q, valid, self.stage_embed[stages - 1][:, None])  # (B, T, Dq) -> (B, T, F)
         geometry = self.geometry
         return unpatchify(patches.float(), channels=geometry.channels, grid=geometry.grid, patch=geometry.patch)
 

@@ -5,6 +5,8 @@ Shapes: q (B, T, Dq), z and z_hat (B, T, D).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,24 +15,21 @@ from bridle.nn.position import sincos_position
 from bridle.nn.transformer import NORM_EPS, Transformer
 
 
-class Estimator(nn.Module):
-    """A few plain blocks between two linear maps.
+class CodeTransformer(nn.Module):
+    """A few plain blocks over a grid of code vectors, between two linear maps: (B, T, Dq) -> (B, T, out_width).
 
     Buffers:
         position (T, W): sin-cos table; derived, not saved.
-        teacher_mean (T, D): mean of the teacher's features at each position, subtracted from its targets; zero leaves
-            them as they are. Changes only by `centre_on`.
     """
 
     position: Tensor
-    teacher_mean: Tensor
 
     def __init__(
         self,
         *,
         geometry: Geometry,
         code_width: int,
-        encoder_width: int,
+        out_width: int,
         width: int,
         depth: int,
         heads: int,
@@ -38,14 +37,35 @@ class Estimator(nn.Module):
         checkpoint_activations: bool = False,
     ) -> None:
         super().__init__()
+        self.geometry = geometry
         self.embed = nn.Linear(code_width, width)
         self.trunk = Transformer(
             width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio, checkpoint_activations=checkpoint_activations
         )
         self.norm = nn.LayerNorm(width, eps=NORM_EPS)
-        self.head = nn.Linear(width, encoder_width)
+        self.head = nn.Linear(width, out_width)
         self.register_buffer("position", sincos_position(geometry.grid, width), persistent=False)
-        self.register_buffer("teacher_mean", torch.zeros(geometry.tokens, encoder_width))
+
+    def transform(self, q: Tensor, valid: Tensor | None, added: Tensor | None = None) -> Tensor:
+        """(B, T, Dq) -> (B, T, out_width); `added` is added to the embedded vectors."""
+        hidden = self.embed(q) + self.position  # (B, T, W)
+        out: Tensor = self.head(self.norm(self.trunk(hidden if added is None else hidden + added, key_valid=valid)))
+        return out
+
+
+class Estimator(CodeTransformer):
+    """From quantized latents to the teacher's features.
+
+    Buffers:
+        teacher_mean (T, D): mean of the teacher's features at each position, subtracted from its targets; zero leaves
+            them as they are. Changes only by `centre_on`.
+    """
+
+    teacher_mean: Tensor
+
+    def __init__(self, *, encoder_width: int, **shape: Any) -> None:
+        super().__init__(out_width=encoder_width, **shape)
+        self.register_buffer("teacher_mean", torch.zeros(self.geometry.tokens, encoder_width))
 
     def centre_on(self, mean: Tensor) -> None:
         """Set what `target` subtracts from the teacher's features: one mean (D,), or one per position (T, D)."""
@@ -57,6 +77,4 @@ class Estimator(nn.Module):
 
     def forward(self, q: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """q (B, T, Dq) -> z_hat (B, T, D)."""
-        hidden = self.trunk(self.embed(q) + self.position, key_valid=valid)
-        z_hat: Tensor = self.head(self.norm(hidden))
-        return z_hat
+        return self.transform(q, valid)

@@ -39,33 +39,51 @@ class Spectrum(NamedTuple):
         return self.vectors[:, :components] * scale
 
 
-class PatchMoments:
-    """Running sums over real tokens in float64; the same on all ranks once `spectrum` has joined them.
-
-    With `positions` T every token position has a mean of its own, and the components are those of what is left.
-    """
+class PositionMeans:
+    """Running sums over real tokens in float64: of all together, or with `positions` T of every position."""
 
     def __init__(self, features: int, device: torch.device, *, positions: int = 1) -> None:
         self.count = torch.zeros(positions, 1, dtype=torch.float64, device=device)
         self.total = torch.zeros(positions, features, dtype=torch.float64, device=device)
-        self.outer = torch.zeros(features, features, dtype=torch.float64, device=device)
 
-    def add(self, patches: Tensor, valid: Tensor | None) -> None:
-        """Count the patches (B, T, F) of a batch; those that `valid` (B, T) calls padding are left out."""
-        real = torch.ones_like(patches[..., 0], dtype=torch.bool) if valid is None else valid
-        kept = torch.where(real[..., None], patches, 0.0).double()  # (B, T, F)
+    def add(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
+        """Count tokens (B, T, F), those that `valid` (B, T) calls padding as nothing; returns what was counted."""
+        real = torch.ones_like(tokens[..., 0], dtype=torch.bool) if valid is None else valid
+        kept = torch.where(real[..., None], tokens, 0.0).double()  # (B, T, F)
         total, count = kept.sum(0), real.sum(0, dtype=torch.float64)[:, None]
         one = len(self.total) == 1
         self.total += total.sum(0, keepdim=True) if one else total
         self.count += count.sum(0, keepdim=True) if one else count
+        return kept
+
+    def mean(self, *, overall: bool = False) -> Tensor:
+        """(T, F) over all ranks (collective): the mean of each position, or of all tokens at every position.
+
+        The latter also where only padding was seen.
+        """
+        count, total = (distributed.sum_over_ranks(part) for part in (self.count, self.total))
+        mean = total.sum(0) / count.sum().clamp_min(1.0)
+        return mean.expand_as(total) if overall else torch.where(count > 0, total / count.clamp_min(1.0), mean)
+
+
+class PatchMoments(PositionMeans):
+    """The same with second moments, of what the means leave; equal on all ranks once `spectrum` has joined them."""
+
+    def __init__(self, features: int, device: torch.device, *, positions: int = 1) -> None:
+        super().__init__(features, device, positions=positions)
+        self.outer = torch.zeros(features, features, dtype=torch.float64, device=device)
+
+    def add(self, tokens: Tensor, valid: Tensor | None) -> Tensor:
+        """Count the patches (B, T, F) of a batch without padding."""
+        kept = super().add(tokens, valid)
         flat = kept.flatten(0, 1)
         self.outer += flat.t() @ flat
+        return kept
 
     def spectrum(self) -> Spectrum:
         """Mean and principal components over all ranks (collective); rank 0 solves."""
-        count, total, outer = (distributed.sum_over_ranks(part) for part in (self.count, self.total, self.outer))
-        overall = total.sum(0) / count.sum().clamp_min(1.0)
-        mean = torch.where(count > 0, total / count.clamp_min(1.0), overall)  # (T, F); only padding seen: the overall
+        mean = self.mean()
+        count, outer = (distributed.sum_over_ranks(part) for part in (self.count, self.outer))
         covariance = (outer - (mean * count).t() @ mean) / count.sum().clamp_min(1.0)
         values, vectors = torch.linalg.eigh(covariance.cpu())  # rising
         found = torch.cat([values.flip(0)[None], vectors.flip(1)]).to(outer.device)

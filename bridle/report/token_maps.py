@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bridle.config import Config
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.build import open_data
 from bridle.data.loading.loader import load_samples, moments_tensors, normalise, stack_valid
 from bridle.data.loading.order import Order

@@ -208,11 +208,9 @@ def checkpoint_folders(root: Path) -> list[Path]:
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file of a run, whole or not at all."""
-    try:
+    with files.writing(path):
         failpoints.hit("results.write")
         files.write_json(path, value)
-    except OSError as error:
-        raise files.unwritable(path, error) from error
 
 
 def read_state_file(path: Path) -> dict[str, Any]:

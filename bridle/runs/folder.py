@@ -19,7 +19,7 @@ An exported folder has config.yaml, results files and one checkpoint, which is t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,19 +140,15 @@ class RunFolder:
         """Drop rows after `step` of phase `phase_index`, so that a resumed run has neither gaps nor repeats."""
         kept = [row for row in self.metrics() if is_up_to(row, phase_index, step)]
         path = self.path / "metrics.jsonl"
-        try:
+        with files.writing(path):
             files.write_text(path, "".join(map(files.json_line, kept)))
-        except OSError as error:
-            raise files.unwritable(path, error) from error
 
     def sync_metrics(self) -> None:
         """Make metrics.jsonl safe on the disk: after a power cut a checkpoint must not find fewer rows than it had."""
         path = self.path / "metrics.jsonl"
-        try:
+        with files.writing(path):
             if path.exists():
                 files.sync(path)
-        except OSError as error:
-            raise files.unwritable(path, error) from error
 
     def costs(self) -> list[dict[str, Any]]:
         """Rows of costs.jsonl."""
@@ -178,13 +174,8 @@ class RunFolder:
 
     def quarantined(self) -> list[BadSample]:
         """Samples listed in quarantine.jsonl; rows of another form are left out."""
-        kinds = {"index": int, "path": str, "reason": str}
-        rows = files.read_lines(self.quarantine)
-        return [
-            BadSample(row["index"], row["path"], row["reason"])
-            for row in rows
-            if all(isinstance(row.get(key), kind) for key, kind in kinds.items())
-        ]
+        rows = [[row.get(key) for key in ("index", "path", "reason")] for row in files.read_lines(self.quarantine)]
+        return [BadSample(*row) for row in rows if list(map(type, row)) == [int, str, str]]
 
     def add_quarantined(self, sample: BadSample, *, phase: str) -> None:
         """List a sample that could not be used."""
@@ -206,15 +197,19 @@ class RunFolder:
         """Checkpoints of encoder (or joint) phases, oldest first; with `ends` only those at the end of one."""
         if self.is_exported():
             return [self.path]
-        named = [(path, checkpoint.CheckpointName.of(path)) for path in self.checkpoint_paths()]
-        return [path for path, name in named if name.phase != "tokenizer" and (name.is_end or not ends)]
+        named = self._named_checkpoints()
+        return [path for path, name in named.items() if name.phase != "tokenizer" and (name.is_end or not ends)]
+
+    def _named_checkpoints(self) -> dict[Path, checkpoint.CheckpointName]:
+        return {path: checkpoint.CheckpointName.of(path) for path in checkpoint.checkpoint_folders(self.checkpoints)}
 
     def encoder_ends(self, iteration: int | None = None) -> list[Path]:
         """Checkpoints at the ends of encoder phases (of one iteration), oldest first; UsageError if there are none."""
-        if iteration is not None and self.is_exported() and (held := self.export_facts()["iteration"]) != iteration:
-            raise UsageError(f"{self}: an exported model of iteration {held}; it has no iteration {iteration}.")
         ends = self.encoder_checkpoints(ends=True)
-        if iteration is not None and not self.is_exported():
+        if iteration is not None and self.is_exported():
+            if (held := self.export_facts()["iteration"]) != iteration:
+                raise UsageError(f"{self}: an exported model of iteration {held}; it has no iteration {iteration}.")
+        elif iteration is not None:
             ends = [path for path in ends if checkpoint.CheckpointName.of(path).iteration == iteration]
         if not ends:
             which = "" if iteration is None else f" of iteration {iteration}"
@@ -227,8 +222,7 @@ class RunFolder:
         """For each iteration the checkpoint at the end of its last finished phase."""
         if self.is_exported():
             return {int(self.export_facts()["iteration"]): self.path}
-        named = [(checkpoint.CheckpointName.of(path), path) for path in self.checkpoint_paths()]  # oldest first
-        return {name.iteration: path for name, path in named if name.is_end}
+        return {name.iteration: path for path, name in self._named_checkpoints().items() if name.is_end}  # oldest first
 
     def is_trained(self, iterations: int) -> bool:
         """Has the last of so many iterations ended with a checkpoint that is whole? Reads no tensor into memory."""
@@ -275,26 +269,6 @@ class RunFolder:
     def remove_codes(self) -> None:
         """Delete the stored codes of a phase that is over."""
         shutil.rmtree(self.codes, ignore_errors=True)
-
-    def copy_first_phase(
-        self, target: RunFolder, config: Config, paths: Sequence[Path], results: Mapping[str, Any]
-    ) -> None:
-        """Fill an empty folder with this run's first phase: checkpoints, logs and results, under another config."""
-        for path in paths:
-            shutil.copytree(path, target.checkpoints / path.name)
-        checkpoint.write_json(target.checkpoints / checkpoint.LATEST, {"checkpoint": paths[-1].name})
-        files.write_text(target.path / CONFIG, dump_config(config))
-        target.write_json("results.json", results)
-        for row in self.metrics():
-            if row["phase_index"] == 0:
-                target.add_metrics(row)
-        for row in self.costs():
-            if row["phase_index"] == 0:
-                target.add_cost(row)
-        for sample in files.read_lines(self.quarantine):
-            append_row(target.quarantine, sample, place="quarantine.append")
-        if self.encoder_start.is_file():
-            shutil.copy(self.encoder_start, target.path)
 
 
 def _is_ours(name: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bridle import failpoints
-from bridle.files import append_line, unwritable
+from bridle.files import append_line, writing
 
 Row = Mapping[str, Any]
 
@@ -31,12 +31,10 @@ class Callback(Protocol):
 
 def append_row(path: Path, row: Row, *, place: str | None = None) -> None:
     """Add a row to a .jsonl file; `place` is its failpoint."""
-    try:
+    with writing(path):
         if place is not None:
             failpoints.hit(place)
         append_line(path, row)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def is_up_to(row: Row, phase_index: int, step: int) -> bool:

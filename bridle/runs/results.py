@@ -15,7 +15,6 @@ import binascii
 import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
@@ -25,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from bridle.config import Config
+from bridle.config.section import with_tuples
 from bridle.config.training_schema import FinetuneConfig, ProbeConfig
 from bridle.data.modality import modality_of
 from bridle.errors import CheckpointError
@@ -261,18 +261,11 @@ class Evaluation(Record):
         return self.iteration, self.step
 
 
-def _with_tuples(value: Any) -> Any:
-    """JSON has lists where a config section, which converts nothing, expects tuples."""
-    if isinstance(value, dict):
-        return {key: _with_tuples(own) for key, own in value.items()}
-    return tuple(map(_with_tuples, value)) if isinstance(value, list) else value
-
-
 class Protocol(Record):
     """How scores were measured; only scores of one protocol are compared."""
 
-    probe: Annotated[ProbeConfig | None, BeforeValidator(_with_tuples)] = None  # without what changes no score
-    finetune: Annotated[FinetuneConfig | None, BeforeValidator(_with_tuples)] = None
+    probe: Annotated[ProbeConfig | None, BeforeValidator(with_tuples)] = None  # without what changes no score
+    finetune: Annotated[FinetuneConfig | None, BeforeValidator(with_tuples)] = None
     classifier: int = 0  # version of the classifiers
     root: str | None = None
     manifest: str | None = None
@@ -358,21 +351,18 @@ def read_record(kind: type[AnyRecord], path: Path) -> AnyRecord:
     try:
         return kind.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"
         raise CheckpointError(
-            f"{path}: damaged ({_first_line(error)}); delete it and run again to redo the evaluations."
+            f"{path}: damaged ({reason}); delete it and run again to redo the evaluations."
         ) from error
 
 
 def write_record(path: Path, record: Record) -> None:
     """Publish a record as JSON."""
     write_json(path, record.model_dump(mode="json"))
-
-
-def _first_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"
-    return str(error)
 
 
 def readable_part(kind: type[AnyRecord], found: object, notes: list[str]) -> AnyRecord | None:
@@ -384,32 +374,21 @@ def readable_part(kind: type[AnyRecord], found: object, notes: list[str]) -> Any
         try:
             return kind.model_validate_json(json.dumps(found))
         except ValidationError as error:
-            wrong = [e["loc"][:-1] if e["type"] == "missing" else e["loc"] for e in error.errors()]
-            if () in wrong:
+            wrong = error.errors()[-1]  # the last first, so that positions in lists stay what they are
+            path = wrong["loc"][:-1] if wrong["type"] == "missing" else wrong["loc"]
+            if not path:
                 return None
-            notes += [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-            for place in sorted({_existing(found, loc) for loc in wrong}, key=str, reverse=True):
-                _remove(found, place)
+            notes.append(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}")
+            _remove(found, path)
     return None
 
 
-Place = tuple[int | str, ...]
-
-
-def _existing(found: Any, place: Place) -> Place:
-    """The longest beginning of `place` that leads somewhere: errors also name types."""
-    for depth, key in enumerate(place):
-        inside = (isinstance(found, dict) and key in found) or (
-            isinstance(found, list) and isinstance(key, int) and key < len(found)
-        )
-        if not inside:
-            return place[:depth]
-        found = found[key]
-    return place
-
-
-def _remove(found: Any, place: Place) -> None:
-    with suppress(KeyError, IndexError, TypeError):  # already gone with something around it
-        for key in place[:-1]:
-            found = found[key]
-        del found[place[-1]]
+def _remove(found: Any, path: Sequence[int | str]) -> None:
+    """Delete the deepest part that `path` leads to: an error's path also names types, which lead nowhere."""
+    parent, last = found, path[0]
+    for key in path:
+        try:
+            parent, last, found = found, key, found[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    del parent[last]

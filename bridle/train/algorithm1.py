@@ -13,6 +13,7 @@ from bridle.data.loading.loader import require_even_shares
 from bridle.errors import CheckpointError, UsageError
 from bridle.models.build import (
     Nets,
+    Networks,
     build_decoder,
     build_encoder,
     build_estimator,
@@ -22,22 +23,22 @@ from bridle.models.build import (
     build_nets,
 )
 from bridle.models.encoder import Encoder
-from bridle.models.tokenizer import Tokenizer, tokenizer_kind
+from bridle.models.tokenizer import Tokenizer
 from bridle.models.vit_import import load_vit
-from bridle.runs.checkpoint import (
-    Loaded,
-    load_latest,
-    require_space_for_run,
-    size_of,
-    write_json,
-)
+from bridle.runs.checkpoint import Loaded, load_latest, require_space_for_run, size_of, write_json
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.results import Evaluation
 from bridle.runs.results_file import ResultsFile
 from bridle.train.engine import Phase, Progress, fit
 from bridle.train.joint import joint_phase
-from bridle.train.phases import begins_untrained_tokenizer, encoder_phase, tokenizer_phase
-from bridle.train.run import Networks, Run
+from bridle.train.phases import (
+    begins_untrained_tokenizer,
+    encoder_phase,
+    renews_tokenizer,
+    tokenizer_phase,
+    trains_tokenizer,
+)
+from bridle.train.run import Run
 
 Evaluate = Callable[[Nets, int, str], Evaluation]  # networks, iteration, phase
 
@@ -72,16 +73,6 @@ def require_shares(config: Config) -> None:
 def has_later_tokenizer(config: Config, turn: Turn) -> bool:
     """Does this phase work with a later iteration's tokenizer, not with the first one?"""
     return config.schedule.mode == "joint" or (turn.iteration > 1 and renews_tokenizer(config))
-
-
-def renews_tokenizer(config: Config) -> bool:
-    """Does every iteration after the first have a new tokenizer? Otherwise it is another encoder phase, same target."""
-    return config.loss.target == "codes" and config.schedule.tokenizer == "renew"
-
-
-def trains_tokenizer(config: Config) -> bool:
-    """Is the tokenizer of later iterations trained in a phase of its own?"""
-    return tokenizer_kind(config.tokenizer.later, key="tokenizer.later").is_trained
 
 
 def restore_nets(config: Config, loaded: Loaded) -> Nets:
@@ -134,14 +125,25 @@ def last_checkpoint(run: Run[Networks], *, measured: bool = False) -> Loaded | N
             f"{run.folder}: results.json has scores, but there is no checkpoint to go on from; choose another --out, "
             "or delete the folder to train again."
         )
+    run.resumed_from = None if loaded is None else step_of(loaded)
+    if distributed.rank() == 0:
+        index = -1 if loaded is None else int(loaded.state["phase_index"])
+        run.folder.rewind_metrics(phase_index=index, step=run.resumed_from or 0)
     if loaded is None:
-        rewind(run, phase_index=-1, step=0)
         return None
-    run.resumed_from = step_of(loaded)
-    rewind(run, phase_index=int(loaded.state["phase_index"]), step=run.resumed_from)
     run.progress.note(f"continuing from {loaded.path.name}")
     note_changes(run, loaded)
     return loaded
+
+
+def fit_only_phase(run: Run[Networks], build_phase: Callable[[], Phase]) -> None:
+    """Train a run that has a single phase to its end, from its beginning or from its last checkpoint."""
+    loaded = last_checkpoint(run)
+    if loaded is not None:
+        load_modules(run.nets.modules(), loaded)
+    to_device(run)
+    if loaded is None or not loaded.state["finished"]:
+        fit(run, build_phase(), loaded)
 
 
 def step_of(loaded: Loaded) -> int:
@@ -167,11 +169,6 @@ def latest_for_all(run: Run[Networks]) -> Loaded | None:
     if name is not None and not found:
         found.append(load_checkpoint(run.folder.checkpoints / name))
     return found[0] if found else None
-
-
-def rewind(run: Run[Networks], *, phase_index: int, step: int) -> None:
-    if distributed.rank() == 0:
-        run.folder.rewind_metrics(phase_index=phase_index, step=step)
 
 
 def interleave(run: Run[Nets], results: ResultsFile, evaluate: Evaluate | None) -> None:

@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bridle.data.loading.loader import Batch
-from bridle.models.build import named_state
+from bridle.models.build import Networks
 from bridle.models.detokenizer import Detokenizer, prefix_vectors, reconstruction_loss
 from bridle.models.tokenizer import Tokenizer
 from bridle.seeding import generator
-from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
+from bridle.train.algorithm1 import fit_only_phase
 from bridle.train.draws import Draws
-from bridle.train.engine import Phase, StepResult, fit
+from bridle.train.engine import Phase, StepResult
 from bridle.train.run import Run
 
 
 @dataclass
-class DetokenizerNets:
+class DetokenizerNets(Networks):
     """The networks of a detokenizer's training; the tokenizer is only read and not saved again."""
 
     detokenizer: Detokenizer
     tokenizer: Tokenizer
 
     def modules(self) -> dict[str, nn.Module]:
-        """The networks by name, in a fixed order."""
+        """The detokenizer alone."""
         return {"detokenizer": self.detokenizer}
-
-    def state(self) -> dict[str, Tensor]:
-        """Every parameter and saved buffer, by dotted name."""
-        return named_state(self.modules())
-
-    def record(self) -> dict[str, Any]:
-        """Nothing but tensors is needed."""
-        return {}
 
 
 def train_detokenizer(run: Run[DetokenizerNets], *, iteration: int, scales: int) -> Detokenizer:
     """Train to the end, from the beginning or from the last checkpoint, and return the detokenizer."""
-    loaded = last_checkpoint(run)
-    if loaded is not None:
-        load_modules(run.nets.modules(), loaded)
-    to_device(run)
     run.nets.tokenizer.requires_grad_(False).eval().to(run.machine.device)
-    if loaded is None or not loaded.state["finished"]:
-        fit(run, detokenizer_phase(run, iteration=iteration, scales=scales), loaded)
+    fit_only_phase(run, lambda: detokenizer_phase(run, iteration=iteration, scales=scales))
     return run.nets.detokenizer.requires_grad_(False).eval()
 
 

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from bridle import distributed
-from bridle.config.schema import MaskConfig
+from bridle.config.training_schema import MaskConfig
 from bridle.data.loading.loader import Batch
+from bridle.models.build import Networks
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.transformer import drop_path_scales
 from bridle.seeding import generator
-from bridle.train.run import Networks, Run
+from bridle.train.run import Run
 
 if TYPE_CHECKING:
     from bridle.train.engine import Phase

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from bridle import distributed, failpoints
-from bridle.config.schema import PhaseConfig
+from bridle.config.training_schema import PhaseConfig
 from bridle.data.loading.loader import Batch
 from bridle.errors import CheckpointError, NonFiniteError, UsageError
 from bridle.machine import cpu_seconds
+from bridle.models.build import Networks
 from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
@@ -32,7 +33,7 @@ from bridle.train.optim import (
     set_rate,
 )
 from bridle.train.parallel import Replicas, agree, require_equal, whole_state
-from bridle.train.run import Networks, Run
+from bridle.train.run import Run
 from bridle.train.step_metrics import Clock, Watches, report
 
 
@@ -106,7 +107,9 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     loader = run.loader(
         phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
     )
-    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=cost_so_far(run, phase, progress), began=began)
+    at = {"phase_index": phase.index, "step": progress.step}
+    spent = run.folder.cpu_seconds_at(**at) if any(at.values()) else 0.0
+    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=spent, began=began)
     watches = Watches.of(run, phase)
 
     def save(*, end: bool = False) -> dict[str, Tensor]:
@@ -131,7 +134,9 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         if finished or progress.step % run.config.runtime.compare_every == 0:
             require_equal(run.nets.state(), where=f"{phase.key} step {progress.step}")
         due = progress.step % run.config.runtime.checkpoint_every == 0
-        if not finished and (due or asked_to_stop(run, update)):
+        # One process sees its signal at once; several act on what they agreed on in the step.
+        stop = update.stop if distributed.is_active() else run.stop.received is not None
+        if not finished and (due or stop):
             save()
             run.leave(f"saved at step {progress.step} of {phase.key}.")
     replicas.dissolve(run.nets, save(end=True))
@@ -160,11 +165,6 @@ def restore(
     except (UsageError, ValueError) as error:
         raise CheckpointError(f"{loaded.path}: damaged or made by other software ({error}).") from error
     return Progress(**loaded.state["progress"])
-
-
-def asked_to_stop(run: Run[Networks], update: Update) -> bool:
-    """One process sees its signal at once; several act on what they agreed on in the step."""
-    return update.stop if distributed.is_active() else run.stop.received is not None
 
 
 def build_replicas(run: Run[Networks], phase: Phase) -> Replicas:
@@ -293,13 +293,6 @@ def move(batch: Batch, device: torch.device) -> Batch:
         label=None if batch.label is None else batch.label.to(device, non_blocking=True),
         valid=None if batch.valid is None else batch.valid.to(device, non_blocking=True),
     )
-
-
-def cost_so_far(run: Run[Networks], phase: Phase, progress: Progress) -> float | None:
-    """CPU seconds of training before this process; None where earlier ones did not note them."""
-    if (phase.index, progress.step) == (0, 0):
-        return 0.0
-    return run.folder.cpu_seconds_at(phase_index=phase.index, step=progress.step)
 
 
 def note_cost(run: Run[Networks], phase: Phase, progress: Progress, clock: Clock) -> None:

@@ -13,18 +13,18 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bridle import distributed
 from bridle.data.loading.loader import Batch
 from bridle.errors import ConfigError, DataError
-from bridle.models.build import named_state
+from bridle.models.build import Networks
 from bridle.models.classifier import Classifier, WeightAverage, classification_loss
 from bridle.nn.patch import patchify
 from bridle.nn.whiten import PatchMoments
-from bridle.train.algorithm1 import last_checkpoint, load_modules, to_device
+from bridle.train.algorithm1 import fit_only_phase
 from bridle.train.draws import Draws
-from bridle.train.engine import Phase, StepResult, fit, move, phase_key
+from bridle.train.engine import Phase, StepResult, move, phase_key
 from bridle.train.run import Run
 
 Loss = Literal["ce", "bce"]
@@ -33,20 +33,11 @@ START_ITEMS = 512  # from which centre and scale of the pooled features are meas
 
 
 @dataclass
-class Tuned:
+class Tuned(Networks):
     """The networks of a fine-tuning run."""
 
     classifier: Classifier
     average: WeightAverage | None = None  # the running mean of the weights, where one is kept
-
-    def modules(self) -> dict[str, nn.Module]:
-        """The networks by name, in a fixed order."""
-        named: dict[str, nn.Module | None] = {"classifier": self.classifier, "average": self.average}
-        return {name: module for name, module in named.items() if module is not None}
-
-    def state(self) -> dict[str, Tensor]:
-        """Every parameter and saved buffer, by dotted name."""
-        return named_state(self.modules())
 
     def record(self) -> dict[str, Any]:
         """The size of the head, so that a checkpoint can be read without the data."""
@@ -54,20 +45,15 @@ class Tuned:
 
     @property
     def scored(self) -> Classifier:
-        """What is judged in the end: the mean of the weights where one is kept, else the last ones."""
+        """The classifier to evaluate: the mean of the weights where one is kept, else the last ones."""
         return self.classifier if self.average is None else self.average.model
 
 
 def finetune(run: Run[Tuned], *, iteration: int, loss: Loss) -> Classifier:
-    """Fine-tune to the end, from the beginning or from where the run left off, and return what is to be judged."""
+    """Fine-tune to the end, from the beginning or from the last checkpoint, and return the classifier to evaluate."""
     if run.nets.average is not None and run.config.runtime.shard != "none" and distributed.is_active():
         raise ConfigError("finetune.weight_ema needs whole weights on every process; use runtime.shard=none with it.")
-    loaded = last_checkpoint(run)
-    if loaded is not None:
-        load_modules(run.nets.modules(), loaded)
-    to_device(run)
-    if loaded is None or not loaded.state["finished"]:
-        fit(run, finetune_phase(run, iteration=iteration, loss=loss), loaded)
+    fit_only_phase(run, lambda: finetune_phase(run, iteration=iteration, loss=loss))
     return run.nets.scored
 
 

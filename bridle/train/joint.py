@@ -21,7 +21,6 @@ from bridle.quantize.usage import CodeAge
 from bridle.train.draws import Draws
 from bridle.train.engine import Phase, StepResult, move
 from bridle.train.phases import (
-    TeacherSums,
     explain_encoder,
     make_phase,
     predict_codes,
@@ -29,6 +28,7 @@ from bridle.train.phases import (
     start_codebooks,
     targets,
     teach,
+    teacher_means,
     whiten_inputs,
 )
 from bridle.train.run import Run
@@ -93,15 +93,15 @@ class MovingTeacher:
         if (step + 1) % run.config.schedule.joint_every:
             return
         assert estimator is not None
-        seen = TeacherSums.none(estimator.teacher_mean)
+        means = teacher_means(estimator)
         for batch in (move(batch, run.machine.device) for batch in batches):
             with run.machine.autocast():
                 z = teach(run, batch.x, batch.valid)
             self.features[batch.rows.start] = z
-            seen = seen + TeacherSums.of(z, batch.valid)
+            means.add(z, batch.valid)
         if kind != "none":
             self.mean_before = estimator.teacher_mean.clone()
-            estimator.centre_on(seen.over_ranks().centre(kind))
+            estimator.centre_on(means.mean(overall=kind == "mean"))
 
     def forget(self) -> None:
         """Give the estimator back the mean it had before the step."""

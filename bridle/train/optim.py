@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from bridle.config.schema import PhaseConfig
+from bridle.config.training_schema import PhaseConfig
 from bridle.errors import quoted
 
 KEPT = ("step", "exp_avg", "exp_avg_sq")  # what AdamW keeps of a parameter

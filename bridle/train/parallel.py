@@ -1,8 +1,8 @@
-"""What several processes add to a phase: shared gradients, common decisions, and the proof that they still agree.
+"""Data-parallel training: averaged gradients (DDP), sharded weights (FSDP2), common decisions, equality checks.
 
 Every process computes its rows of the global batch. DDP averages gradients over the W processes, so a micro-batch of b
 rows out of a global batch of B counts b·W/B: the average is then the mean over the global batch, as with one process.
-With `shard` the weights of the trained blocks are spread over the processes instead (FSDP); codebooks stay whole.
+With `shard` the weights of the trained networks are sharded over the processes instead (FSDP2); codebooks stay whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Step = Callable[..., Any]
 
 
 class StepModule(nn.Module):
-    """A phase's step as the forward of one module, which is what DDP wraps."""
+    """A module whose forward is the step of a phase: DDP wraps modules."""
 
     def __init__(self, trained: Mapping[str, nn.Module], step: Step) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class StepModule(nn.Module):
 
 
 class Replicas:
-    """The trained networks as all processes hold them; alone, just the networks.
+    """The trained networks wrapped for several processes; with one process nothing is wrapped.
 
-    `some_steps_only`: there are steps that leave some parameters without a gradient.
+    `some_steps_only`: some steps leave parameters without a gradient.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Replicas:
     ) -> None:
         self.trained, self.step = trained, step
         self.sharded: list[FSDPModule] = []
-        self.whole: dict[str, nn.Module] = {}  # what a sharded network becomes again when the phase ends
+        self.whole: dict[str, nn.Module] = {}  # unsharded copies, which take the final weights when the phase ends
         if compiled:
             for block in blocks(trained.values()):
                 block.compile()
@@ -65,9 +65,9 @@ class Replicas:
             self.sharded = shard_networks(trained.values())
             return
         with warnings.catch_warnings():
-            # Its new name is not known to the older versions of torch that bridle also runs with.
+            # Older versions of torch, which bridle supports, do not know the new name of the argument.
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
-            # Buffers change only by verbs that reduce over ranks themselves; sending them along would hide divergence.
+            # Buffers change only by calls that reduce over ranks themselves; broadcasting them would hide divergence.
             self.wrapped = DistributedDataParallel(
                 StepModule(trained, step), broadcast_buffers=False, find_unused_parameters=some_steps_only
             )
@@ -76,17 +76,17 @@ class Replicas:
         if not self.sharded:
             return (self.wrapped or self.step)(*arguments)
         with warnings.catch_warnings():
-            # Outputs that are views are safe as long as nothing is written into them, and nothing here does.
+            # Outputs that are views are safe as long as nothing is written into them, which no step does.
             warnings.filterwarnings("ignore", message=".*returned a view tensor", category=UserWarning)
             return self.step(*arguments)
 
     @property
     def scale(self) -> int:
-        """What a loss is multiplied by, because gradients are averaged over the processes."""
+        """Factor of the loss that makes up for averaging gradients over the processes."""
         return distributed.world_size()
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around a micro-batch: gradients travel with the last one only."""
+        """Context for a micro-batch: gradients are reduced over ranks with the last one only."""
         for module in self.sharded:
             module.set_requires_gradient_sync(last)
         if self.wrapped is None or last:
@@ -97,13 +97,13 @@ class Replicas:
     def clip(self, parameters: Iterable[nn.Parameter], limit: float) -> Tensor:
         """Scale gradients down to a total norm of `limit` and return the norm they had; the same on all ranks."""
         parameters = list(parameters)
-        if not self.sharded and limit == float("inf"):  # a pass over all gradients to multiply them by one is saved
+        if not self.sharded and limit == float("inf"):  # saves multiplying all gradients by one
             return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         if not self.sharded:
             return nn.utils.clip_grad_norm_(parameters, limit)
         spread = [p.grad for p in parameters if isinstance(p.grad, DTensor)]
         plain = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
-        for gradient in plain:  # what is not sharded is not reduced by FSDP either
+        for gradient in plain:  # FSDP reduces only what it shards
             gradient.copy_(distributed.sum_over_ranks(gradient) / distributed.world_size())
         norms = [whole(nn.utils.get_total_norm(group)) for group in (spread, plain) if group]
         total = torch.stack(norms).square().sum().sqrt()
@@ -113,7 +113,7 @@ class Replicas:
         return total
 
     def dissolve(self, owner: object, state: Mapping[str, Tensor]) -> None:
-        """Take the wrapping off; sharded networks of `owner` become whole again with the values of `state`."""
+        """Remove the wrapping; sharded networks of `owner` are replaced by whole ones that hold `state`."""
         for name, module in self.whole.items():
             prefix, device = f"{name}.", next(iter(self.trained[name].parameters())).device
             module.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
@@ -123,13 +123,13 @@ class Replicas:
 
 
 def blocks(networks: Iterable[nn.Module]) -> list[nn.Module]:
-    """The blocks of all trunks: what is compiled, and sharded, one by one."""
+    """The blocks of all trunks, which are compiled and sharded one by one."""
     trunks = [part.blocks for network in networks for part in network.modules() if hasattr(part, "blocks")]
     return [block for trunk in trunks if isinstance(trunk, nn.ModuleList) for block in trunk]
 
 
 def shard_networks(networks: Iterable[nn.Module]) -> list[FSDPModule]:
-    """Spread every block, then what is left of each network, over the processes; a quantizer stays as it is."""
+    """Shard every block, then the rest of each network; quantizers are not sharded."""
     units: list[nn.Module] = []
     for network in networks:
         parts = [network]
@@ -150,7 +150,7 @@ def whole_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Agreed(NamedTuple):
-    """What all processes know of a step."""
+    """The outcome of a step, the same on all processes."""
 
     total: dict[str, Tensor]  # figures summed over ranks
     bad: list[BadSample]  # of all ranks, in rank order
@@ -158,7 +158,7 @@ class Agreed(NamedTuple):
 
 
 def agree(total: Mapping[str, Tensor], bad: Sequence[BadSample], stop: StopRequest) -> Agreed:
-    """One small reduced vector a step: every rank then skips, stops or raises together with the others."""
+    """Reduce figures and flags over ranks in one small vector, so that all ranks skip, stop or raise together."""
     if not distributed.is_active():
         return Agreed(dict(total), list(bad), stop.received is not None)
     figures = [value.detach().double().flatten() for value in total.values()]
@@ -179,7 +179,7 @@ def share_bad(bad: Sequence[BadSample]) -> list[BadSample]:
 
 
 def require_equal(state: Mapping[str, Tensor], *, where: str) -> None:
-    """Compare every tensor that all ranks should hold alike; the first that differs ends the run (collective)."""
+    """RankError if a tensor that should be equal on all ranks is not (collective); sharded tensors are left out."""
     if not distributed.is_active():
         return
     names = [name for name, value in state.items() if not isinstance(value, DTensor)]
@@ -191,9 +191,9 @@ def require_equal(state: Mapping[str, Tensor], *, where: str) -> None:
     first = int(differs.any(0).nonzero()[0])
     ranks = ", ".join(str(int(r)) for r in differs[:, first].nonzero().flatten())
     raise RankError(
-        f"{where}: '{names[first]}' on rank {ranks} is not what it is on rank 0 "
-        f"({int(differs.any(0).sum())} of {len(names)} tensors differ). The run stops before a checkpoint mixes them; "
-        "the last checkpoint is safe. Check that all machines have the same versions and sound memory, then run again."
+        f"{where}: '{names[first]}' on rank {ranks} differs from rank 0 ({int(differs.any(0).sum())} of {len(names)} "
+        "tensors differ). The run stops and the last checkpoint is safe; check that all machines have the same "
+        "versions and no faulty memory, then run again."
     )
 
 

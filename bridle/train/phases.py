@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from bridle import distributed, failpoints
 from bridle.config import Config
-from bridle.config.schema import PhaseConfig
+from bridle.config.training_schema import PhaseConfig
 from bridle.data.digests import data_digest
 from bridle.data.loading.loader import Batch
 from bridle.data.loading.order import Order
 from bridle.models.build import Nets
+from bridle.models.estimator import Estimator
 from bridle.models.losses import (
     CodeTargets,
     Hidden,
@@ -30,7 +31,7 @@ from bridle.models.losses import (
 from bridle.models.tokenizer import tokenizer_kind
 from bridle.nn.masking import Mask
 from bridle.nn.patch import patchify
-from bridle.nn.whiten import PatchMoments
+from bridle.nn.whiten import PatchMoments, PositionMeans
 from bridle.quantize import CodebookWarning, Quantized
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
@@ -66,7 +67,9 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 
     def start() -> None:
         whiten()
-        if iteration == 1 or begins_untrained_tokenizer(run.config, iteration) or restarts_codebooks(run):
+        # With quantizer.restart also those of a trained tokenizer, on its final latents.
+        restart = run.config.quantizer.restart and run.nets.tokenizer.is_trained
+        if iteration == 1 or begins_untrained_tokenizer(run.config, iteration) or restart:
             start_codebooks(run, phase.key, settings)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
@@ -78,8 +81,17 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 
 def begins_untrained_tokenizer(config: Config, iteration: int) -> bool:
     """Does this encoder phase begin with a new tokenizer that no tokenizer phase has trained?"""
-    renews = iteration > 1 and config.loss.target == "codes" and config.schedule.tokenizer == "renew"
-    return renews and not tokenizer_kind(config.tokenizer.later, key="tokenizer.later").is_trained
+    return iteration > 1 and renews_tokenizer(config) and not trains_tokenizer(config)
+
+
+def renews_tokenizer(config: Config) -> bool:
+    """Does every iteration after the first have a new tokenizer? Otherwise it is another encoder phase, same target."""
+    return config.loss.target == "codes" and config.schedule.tokenizer == "renew"
+
+
+def trains_tokenizer(config: Config) -> bool:
+    """Is the tokenizer of later iterations trained in a phase of its own?"""
+    return tokenizer_kind(config.tokenizer.later, key="tokenizer.later").is_trained
 
 
 def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -101,11 +113,6 @@ def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
     update = nets.tokenizer.quantizer.ema_update
     return replace(phase, trained=trained, step=step, start=start, after_update=update, after_codes=after_codes)
-
-
-def restarts_codebooks(run: Run[Nets]) -> bool:
-    """Are the codebooks of a tokenizer that has just been trained to be solved once more on its final latents?"""
-    return run.config.quantizer.restart and run.nets.tokenizer.is_trained
 
 
 def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets) -> StepResult:
@@ -139,10 +146,10 @@ def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hi
 
 
 class KeptTargets:
-    """The codes of the batches at hand, while they stay for `steps` steps: the frozen tokenizer would say them again.
+    """The codes of the current batches, kept while these are used for `steps` steps: the tokenizer is frozen.
 
-    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes. Where codes are
-    `stored`, they are taken from there.
+    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes. Codes come from
+    the table `stored` where there is one.
     """
 
     def __init__(self, nets: Nets, *, steps: int, stored: CodeTable | None = None) -> None:
@@ -162,7 +169,7 @@ class KeptTargets:
 
 
 def stored_codes(run: Run[Nets], key: str) -> CodeTable:
-    """Where the codes of all samples are kept during a phase, by the tokenizer that gave them."""
+    """The table with the codes of all samples, on disk during a phase."""
     quantizer, shape = run.config.quantizer, (len(run.source), run.config.geometry.build().tokens)
     path = run.folder.codes / f"{key}.npy"
     return CodeTable(path, shape=(*shape, quantizer.codebooks), sizes=quantizer.sizes)
@@ -277,10 +284,10 @@ def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
             failpoints.hit("kmeans.iteration")
             run.leave(NOTHING_YET)
 
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", CodebookWarning)
             quantizer.start_codebooks(flat, generator=random, valid=counted, poll=poll)
-    for warning in told:
+    for warning in caught:
         run.progress.note(f"{key}: {warning.message}")
     run.nets.norms_start = [code.norm(dim=-1).tolist() for code in quantizer.code_vectors()]
 
@@ -318,41 +325,16 @@ def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     if run.config.loss.centre_teacher == "none":
         return
     assert run.nets.estimator is not None
-    seen = TeacherSums.none(run.nets.estimator.teacher_mean)
+    means = teacher_means(run.nets.estimator)
     for batch in first_batches(run, key, settings):
-        seen = seen + TeacherSums.of(teach(run, batch.x, batch.valid), batch.valid)
-    run.nets.estimator.centre_on(seen.over_ranks().centre(run.config.loss.centre_teacher))
+        means.add(teach(run, batch.x, batch.valid), batch.valid)
+    run.nets.estimator.centre_on(means.mean(overall=run.config.loss.centre_teacher == "mean"))
 
 
-@dataclass(frozen=True)
-class TeacherSums:
-    """Sums of a teacher's features at each position, in float64."""
-
-    total: Tensor  # (T, D)
-    tokens: Tensor  # (T, 1) real ones
-
-    @classmethod
-    def none(cls, like: Tensor) -> TeacherSums:
-        total = torch.zeros_like(like, dtype=torch.float64)
-        return cls(total, torch.zeros_like(total[:, :1]))
-
-    @classmethod
-    def of(cls, z: Tensor, valid: Tensor | None) -> TeacherSums:
-        """Of features (B, T, D), without padding."""
-        weight = torch.ones_like(z[..., :1]) if valid is None else valid[..., None]
-        return cls((z.double() * weight).sum(0), weight.double().sum(0))
-
-    def __add__(self, other: TeacherSums) -> TeacherSums:
-        return TeacherSums(self.total + other.total, self.tokens + other.tokens)
-
-    def over_ranks(self) -> TeacherSums:
-        return TeacherSums(distributed.sum_over_ranks(self.total), distributed.sum_over_ranks(self.tokens))
-
-    def centre(self, kind: str) -> Tensor:
-        """(T, D): the mean of each position, or with `mean` of all tokens, which also stands where none was real."""
-        overall = self.total.sum(0) / self.tokens.sum(0).clamp_min(1.0)  # (D,)
-        own = torch.where(self.tokens > 0, self.total / self.tokens.clamp_min(1.0), overall)
-        return (own if kind == "position" else overall.expand_as(own)).float()
+def teacher_means(estimator: Estimator) -> PositionMeans:
+    """Empty sums for the features of a teacher."""
+    T, D = estimator.teacher_mean.shape
+    return PositionMeans(D, estimator.teacher_mean.device, positions=T)
 
 
 def start_tokens(run: Run[Nets], settings: PhaseConfig) -> int:

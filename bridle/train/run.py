@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
 
 from bridle import distributed
 from bridle.config import Config
@@ -19,25 +18,9 @@ from bridle.data.loading.loader import BadSample, Loader
 from bridle.data.sources import Source
 from bridle.errors import DataError
 from bridle.machine import Machine, StopRequest
+from bridle.models.build import Networks
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback
-
-
-class Networks(Protocol):
-    """What the engine knows of the networks it trains."""
-
-    def modules(self) -> Mapping[str, nn.Module]:
-        """The networks by name, in a fixed order."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """Every parameter and saved buffer, by dotted name."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """What a checkpoint keeps of them beside tensors, as JSON."""
-        ...
-
 
 Networks_co = TypeVar("Networks_co", bound=Networks, covariant=True)
 
@@ -124,12 +107,8 @@ class Run(Generic[Networks_co]):
 
 def open_machine(runtime: RuntimeConfig, *, precision: str | None = None) -> Machine:
     """The machine that a config's runtime section asks for, in another precision where one is given."""
-    return Machine(
-        device=runtime.device,
-        precision=precision or runtime.precision,
-        threads=runtime.threads,
-        deterministic=runtime.deterministic,
-    )
+    wanted = {key: getattr(runtime, key) for key in ("device", "threads", "deterministic")}
+    return Machine(precision=precision or runtime.precision, **wanted)
 
 
 def locked_by_first(folder: RunFolder) -> AbstractContextManager[None]:

@@ -13,12 +13,13 @@ from torch.distributed.tensor import DTensor
 from bridle import distributed
 from bridle.console import clock as clock_text
 from bridle.machine import cpu_seconds
+from bridle.models.build import Networks
 from bridle.models.tokenizer import Tokenizer
 from bridle.quantize.dimension import NarrowWatch, code_spreads
 from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
 from bridle.runs.metrics import Row
 from bridle.train.reference_curves import CurveWatch
-from bridle.train.run import Networks, Run
+from bridle.train.run import Run
 
 if TYPE_CHECKING:
     from bridle.train.engine import Phase, Progress, Update
@@ -107,7 +108,7 @@ def report(
     if figures["loss"] is not None:
         eta = (phase.steps - progress.step) * phase.settings.batch / max(row["samples_per_second"], 1e-9)
         R = run.config.schedule.iterations
-        long, short = (form(row, iterations=R, eta_seconds=eta) for form in (describe, describe_briefly))
+        long, short = (describe(row, iterations=R, eta_seconds=eta, brief=brief) for brief in (False, True))
         run.progress.show(long, short, final=progress.step == phase.steps)
     if usage:
         for text in watches.collapse.look(step=progress.step, usage=usage["code_usage"], top=usage["top_share"]):
@@ -118,42 +119,26 @@ def report(
         run.progress.note(text)
 
 
-def describe(row: Row, *, iterations: int, eta_seconds: float) -> str:
-    """A row of metrics as the line people read."""
+def describe(row: Row, *, iterations: int, eta_seconds: float, brief: bool = False) -> str:
+    """A row of metrics as a line; `brief` fits 80 columns: accuracy of the first stage, use of the least used book."""
+    rate, eta = f"{row['samples_per_second']:,.0f}", f"ETA {clock_text(eta_seconds)}"
+    accuracy, usage, step = row.get("token_accuracy"), row.get("code_usage"), f"{row['step']}/{row['steps']}"
+    if brief:
+        parts = [f"{row['iteration']}/{iterations} {row['phase']} {step}", f"loss {row['loss']:.3f}"]
+        parts += [f"acc {_stages(accuracy[:1])}"] if accuracy else []
+        parts += [f"acc {row['accuracy']:.2f}"] if "accuracy" in row else []
+        parts += [f"codes {_stages([min(usage)])}"] if usage else []
+        return " · ".join([*parts, f"{rate}/s", eta])
     turn = f"iter {row['iteration']}/{iterations}" if row["iteration"] else "scratch"
-    parts = [
-        f"{turn} {row['phase']:<9} {row['step']:>5}/{row['steps']}",
-        f"loss {row['loss']:.3f}",
-    ]
-    if "token_accuracy" in row:
-        parts.append(f"accuracy {_stages(row['token_accuracy'])}")
-    if "accuracy" in row:
-        parts.append(f"accuracy {row['accuracy']:.2f}")
-    if "cosine" in row:
-        parts.append(f"cosine loss {row['cosine']:.3f}")
-    if "code_usage" in row:
-        parts.append(f"codes used {_stages(row['code_usage'])}")
+    parts = [f"{turn} {row['phase']:<9} {row['step']:>5}/{row['steps']}", f"loss {row['loss']:.3f}"]
+    parts += [f"accuracy {_stages(accuracy)}"] if accuracy else []
+    parts += [f"accuracy {row['accuracy']:.2f}"] if "accuracy" in row else []
+    parts += [f"cosine loss {row['cosine']:.3f}"] if "cosine" in row else []
+    parts += [f"codes used {_stages(usage)}"] if usage else []
     if "code_dimension" in row:
         parts.append(f"directions {'/'.join(f'{value:.0f}' for value in row['code_dimension'])}")
-    if row["skipped"]:
-        parts.append(f"skipped {row['skipped']}")
-    parts.append(f"{row['samples_per_second']:,.0f} samples/s")
-    parts.append(f"ETA {clock_text(eta_seconds)}")
-    return " · ".join(parts)
-
-
-def describe_briefly(row: Row, *, iterations: int, eta_seconds: float) -> str:
-    """The same in 80 columns: accuracy of the first stage, use of the least used book."""
-    parts = [f"{row['iteration']}/{iterations} {row['phase']} {row['step']}/{row['steps']}", f"loss {row['loss']:.3f}"]
-    if "token_accuracy" in row:
-        parts.append(f"acc {_stages(row['token_accuracy'][:1])}")
-    if "accuracy" in row:
-        parts.append(f"acc {row['accuracy']:.2f}")
-    if "code_usage" in row:
-        parts.append(f"codes {_stages([min(row['code_usage'])])}")
-    parts.append(f"{row['samples_per_second']:,.0f}/s")
-    parts.append(f"ETA {clock_text(eta_seconds)}")
-    return " · ".join(parts)
+    parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
+    return " · ".join([*parts, f"{rate} samples/s", eta])
 
 
 def _stages(values: Sequence[float]) -> str:

@@ -255,8 +255,12 @@ def test_the_forward_pass_never_looks_at_values() -> None:
 AUTOCAST = """
 import torch
 torch.set_num_threads(1)
-from bridle.nn import *
 from bridle.geometry import Geometry
+from bridle.nn.masking import draw_mask, gather_tokens, scatter_tokens
+from bridle.nn.patch import PatchEmbed
+from bridle.nn.position import sincos_position
+from bridle.nn.transformer import Transformer, drop_path_scales, initialise
+from bridle.nn.window import WindowTransformer
 g = torch.Generator().manual_seed(0)
 embed = PatchEmbed(geometry=Geometry(1, (10, 6), (2, 2)), width=16)
 sizes = dict(width=16, depth=2, heads=2)

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from bridle.config import Config
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.embedded.sets import digits

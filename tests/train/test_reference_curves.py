@@ -16,7 +16,7 @@ from bridle.grid.demo import MODALITIES, demo_arguments
 from bridle.train import reference_curves, step_metrics
 from bridle.train.algorithm1 import schedule
 from bridle.train.engine import phase_key
-from bridle.train.reference_curves import Band, Curves, CurveWatch, curve_names, method_key, parse_curves, settings_of
+from bridle.train.reference_curves import Band, Curves, CurveWatch, curve_names, method_key, parse_curves
 from bridle.train.run import with_statistics
 
 HOW = "make it anew: benchmarks/expected_curves.py says how"
@@ -170,9 +170,9 @@ def document(recipe: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("recipe", curve_names())
-def test_a_shipped_reference_was_made_with_the_recipe_as_it_is(recipe: str) -> None:
+def test_a_shipped_reference_was_made_with_the_recipe_as_it_is(recipe: str, maker: Any) -> None:
     config, found = load_config(recipe), document(recipe)
-    now, then = settings_of(config), found["settings"]
+    now, then = maker.settings_of(config), found["settings"]
     changed = {key: (value, now.get(key)) for key, value in then.items() if now.get(key) != value}
     assert not changed, f"{recipe} was changed since its expected curves were measured; {HOW}"
     assert found["recipe"] == recipe

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import create_model
 
 from bridle.config import Config
-from bridle.config.schema import SignalsConfig
+from bridle.config.data_schema import SignalsConfig
 from bridle.data.arrays.decode import EXTENSIONS, ParseSignal, ReadSignal, read_array, read_parsed, require_numbers
 from bridle.data.arrays.source import Change, SignalFormat, SignalReader, Signals
 from bridle.data.file_source import open_splits

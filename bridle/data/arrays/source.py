@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.arrays.decode import EXTENSIONS, ReadSignal, as_channels, read_array
 from bridle.data.file_source import FileSource
 from bridle.data.listing.columns import WHOLE, Span

@@ -19,7 +19,7 @@ from math import ceil, log
 import torch
 from torch import Tensor
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.audio.decode import EXTENSIONS, SILENT, Excerpt, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
 from bridle.data.file_source import FileSource

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.file_source import FileSource
 from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import change_picture

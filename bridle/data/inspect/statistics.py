@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bridle.config import Config, load_config
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.build import open_data
 from bridle.data.inspect.check import Lengths, find_media, lengths_of
 from bridle.data.inspect.findings import CheckOptions

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.loading.augment import draw_share
 from bridle.data.loading.loader import load_checked
 from bridle.data.sources import Blending, Sample, Source, SourceView, class_shares

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.file_source import FileSource
 from bridle.data.image.source import random_box
 from bridle.data.listing.columns import Span

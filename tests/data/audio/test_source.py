@@ -15,7 +15,7 @@ import pytest
 import soundfile
 import torch
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.audio import source as audio_source
 from bridle.data.audio.decode import EXTENSIONS, read_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel

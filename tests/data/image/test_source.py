@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.file_source import open_splits
 from bridle.data.image.source import EXTENSIONS, ImageReader, Images, centre_box, random_box
 from bridle.data.listing.layouts import find_data

@@ -23,7 +23,7 @@ from PIL import Image
 from video_files import write_pictures
 
 from bridle import failpoints
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.source import Recordings
 from bridle.data.image.source import Images

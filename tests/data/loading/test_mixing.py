@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.loading.loader import Loader
 from bridle.data.loading.mixing import Mixed, draw_share, paste_box

@@ -12,7 +12,7 @@ import pytest
 import torch
 from video_files import numbers, write_numbered, write_pictures, write_sound
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 from bridle.data import Loader, sequential
 from bridle.data.listing.columns import PathList
 from bridle.data.listing.table import Listing
