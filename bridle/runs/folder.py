@@ -174,8 +174,10 @@ class RunFolder:
 
     def quarantined(self) -> list[BadSample]:
         """Samples listed in quarantine.jsonl; rows of another form are left out."""
-        rows = [[row.get(key) for key in ("index", "path", "reason")] for row in files.read_lines(self.quarantine)]
-        return [BadSample(*row) for row in rows if list(map(type, row)) == [int, str, str]]
+        kinds = {"index": int, "path": str, "reason": str}
+        rows = files.read_lines(self.quarantine)
+        sound = [row for row in rows if all(isinstance(row.get(key), kind) for key, kind in kinds.items())]
+        return [BadSample(*(row[key] for key in kinds)) for row in sound]
 
     def add_quarantined(self, sample: BadSample, *, phase: str) -> None:
         """List a sample that could not be used."""
