@@ -1,6 +1,6 @@
 """Weights of a Vision Transformer trained elsewhere, as the start of an encoder.
 
-The file is safetensors and follows one of the namings of `naming`. Blocks are taken as they are. What depends on the
+The file is safetensors and follows one of the namings of `vit_names`. Blocks are taken as they are. What depends on the
 geometry is fitted to it:
 
     patch kernel (D, C', h, w)     other size: bicubic, times (h·w)/(h'·w'), so that a plain patch says the same
@@ -17,7 +17,6 @@ The number of heads cannot be seen in a file; it is the config's. Shapes: D widt
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from math import isqrt, prod
 from pathlib import Path
@@ -31,8 +30,9 @@ from bridle.errors import ConfigError, quoted
 from bridle.files import sha256_of
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
-from bridle.models.vit_names import OURS, Foreign, both, first_names, opened, weights_file
+from bridle.models.vit_names import BLOCK, KERNEL, Foreign, first_names, opened, weights_file
 
+BESIDE = ("embed.proj.bias", "norm.weight", "norm.bias")  # taken where the file has them
 USUAL_HEAD = 64  # width of an attention head in almost every published ViT
 
 
@@ -76,80 +76,66 @@ def vit_shape(path: str | Path) -> VitShape:
     found = weights_file(path)
     with opened(found) as file:
         foreign = Foreign(file, found)
-        names, stored = foreign.names, foreign.left
-        depth = 0
-        while any(name.startswith(names.block.format(depth)) for name in stored):
+        stored, elsewhere, depth = foreign.names, foreign.geometry is None, 0
+        while any(name.startswith(f"{BLOCK}{depth}.") for name in stored):
             depth += 1
         width, channels, *patch = foreign.kernel_shape()
-        hidden = names.block.format(0) + names.parts["mlp.fc1.weight"]
-        if depth == 0 or hidden not in stored:
-            raise ConfigError(
-                f"encoder.weights: {quoted(found)} has no blocks of a ViT; it holds {first_names(sorted(stored))}."
-            )
-        token = names.class_token in stored
-        count = foreign.shape(names.position)[-2] - (token and names is not OURS) if names.position in stored else None
-        return VitShape(
-            width, depth, foreign.shape(hidden)[0], channels, tuple(patch), token, count, foreign.geometry is None
-        )
+        hidden = f"{BLOCK}0.mlp.fc1.weight"
+        if hidden not in stored:
+            names = first_names(foreign.theirs(stored))
+            raise ConfigError(f"encoder.weights: {quoted(found)} has no blocks of a ViT; it holds {names}.")
+        token = "class_token" in stored
+        count = foreign.shape("position")[-2] - (token and elsewhere) if "position" in stored else None
+        return VitShape(width, depth, foreign.shape(hidden)[0], channels, tuple(patch), token, count, elsewhere)
 
 
 def load_vit(encoder: Encoder, path: str | Path) -> Started:
     """Give `encoder` the weights of a ViT; ConfigError, with a list, if its blocks do not fit."""
     path = weights_file(path)
     with opened(path) as file:
-        foreign = Foreign(file, path)
-        names, ours = foreign.names, encoder.state_dict()
+        foreign, ours = Foreign(file, path), encoder.state_dict()
         ours["position"] = encoder.position  # in the state only where it is saved
-        wanted, biases = names.of_blocks(encoder.depth), names.biases(encoder.depth)
-        require_fit(foreign, ours, wanted, biases)
+        require_fit(foreign, ours)
         notes: list[str] = []
-        values = {mine: foreign.take(theirs) for mine, theirs in wanted.items()}
-        for mine, (q, v) in biases.items():
-            values[mine] = torch.cat([foreign.take(q), torch.zeros(encoder.width), foreign.take(v)])
+        values = {name: foreign.take(name) for name in ours if name.startswith(BLOCK)}
         kernel = foreign.take_kernel()
         if foreign.is_whitened:
             notes.append("its whitening of patches is multiplied into the patch kernel")
             kernel = (kernel.flatten(1) @ foreign.take("embed.whitening")).reshape(kernel.shape)
-        values["embed.proj.weight"] = fit_kernel(kernel, encoder.geometry, notes)
-        for mine, theirs in {"embed.proj.bias": names.bias, **both(norm=names.norm)}.items():
-            if theirs in foreign.left:
-                values[mine] = foreign.take(theirs)
+        values[KERNEL] = fit_kernel(kernel, encoder.geometry, notes)
+        values |= {name: foreign.take(name) for name in BESIDE if name in foreign.left}
         if foreign.is_whitened:
             values["embed.proj.bias"] = values["embed.proj.bias"] - kernel.flatten(1) @ foreign.take("embed.mean")
         if foreign.pooled_norm:
-            notes.append(f"its {names.norm} came after pooling; here it is each token's norm")
+            notes.append("its fc_norm came after pooling; here it is each token's norm")
         values |= take_tokens(foreign, encoder, kernel, notes)
-        unused = sorted([*foreign.left, *foreign.others])
+        unused = sorted([*foreign.theirs(foreign.left), *foreign.others])
     missing = sorted(set(ours) - set(values))
     with torch.no_grad():
         for name, value in values.items():
             ours[name].copy_(value.reshape(ours[name].shape))
     head = encoder.width // encoder.heads
-    if head != USUAL_HEAD and names is not OURS:
+    if head != USUAL_HEAD and foreign.geometry is None:
         notes.append(f"heads are {head} wide here, {USUAL_HEAD} in almost every published ViT: check encoder.heads")
     return Started(path, sha256_of(path), len(values), tuple(missing), tuple(unused), tuple(notes))
 
 
-def require_fit(
-    foreign: Foreign, ours: Mapping[str, Tensor], wanted: Mapping[str, str], biases: Mapping[str, tuple[str, str]]
-) -> None:
+def require_fit(foreign: Foreign, ours: Mapping[str, Tensor]) -> None:
     """ConfigError that lists every tensor of the blocks, the patch kernel and the norm that cannot be used."""
-    names = foreign.names
-    checked = {**wanted, "embed.proj.bias": names.bias, **both(norm=names.norm)}
-    apart = [name for pair in biases.values() for name in pair]
-    wrong = [f"{theirs} is missing" for theirs in [*wanted.values(), *apart] if theirs not in foreign.left]
-    wrong += [
-        f"{theirs} is {list(foreign.shape(theirs))}, expected {list(ours[mine].shape)}"
-        for mine, theirs in checked.items()
-        if theirs in foreign.left and foreign.shape(theirs) != tuple(ours[mine].shape)
-    ]
-    width = ours["norm.weight"].numel()
-    for name, axis in ((names.kernel, 0), (names.position, -1), (names.class_token, -1), *((n, 0) for n in apart)):
+    blocks = [name for name in ours if name.startswith(BLOCK)]
+    apart = [name for name in blocks if foreign.is_apart and name.endswith(".attn.qkv.bias")]
+    halves = [name.replace("qkv.bias", f"{part}_bias") for name in apart for part in "qv"]
+    needed = [*(name for name in blocks if name not in apart), *halves]
+    wrong = [f"{name} is missing" for name in needed if name not in foreign.left]
+    label, width = foreign.names, ours["norm.weight"].numel()
+    for name in (*blocks, *BESIDE):
+        if name in foreign.left and foreign.shape(name) != tuple(ours[name].shape):
+            wrong.append(f"{label[name]} is {list(foreign.shape(name))}, expected {list(ours[name].shape)}")
+    for name, axis in ((KERNEL, 0), ("position", -1), ("class_token", -1), *((half, 0) for half in halves)):
         if name in foreign.left and foreign.shape(name)[axis:][:1] != (width,):
-            wrong.append(f"{name} is {list(foreign.shape(name))}, expected a width of {width}")
-    block = re.compile(re.escape(names.block).replace(r"\{\}", r"\d+"))
-    known = {*wanted.values(), *apart}
-    wrong += [f"{name} has no place here" for name in sorted(foreign.left) if block.match(name) and name not in known]
+            wrong.append(f"{label[name]} is {list(foreign.shape(name))}, expected a width of {width}")
+    surplus = [name for name in foreign.left if name.startswith(BLOCK) and name not in needed]
+    wrong += [f"{name} has no place here" for name in foreign.theirs(surplus)]
     if wrong:
         raise ConfigError(
             f"encoder.weights: the blocks in {quoted(foreign.path)} do not fit encoder.width, depth and mlp_ratio: "
@@ -189,24 +175,24 @@ def fit_kernel(kernel: Tensor, geometry: Geometry, notes: list[str]) -> Tensor:
 
 def take_tokens(foreign: Foreign, encoder: Encoder, kernel: Tensor, notes: list[str]) -> dict[str, Tensor]:
     """Class token and positions of the file, as far as it has them and we do."""
-    names, values = foreign.names, {}
-    own = foreign.take(names.class_token).reshape(-1) if names.class_token in foreign.left else None
+    values: dict[str, Tensor] = {}
+    own = foreign.take("class_token").reshape(-1) if "class_token" in foreign.left else None
     grid = encoder.geometry.grid
-    if names.position in foreign.left:
-        table = foreign.take(names.position).reshape(-1, encoder.width)  # (1 + h·w, D), or (h·w, D)
+    if "position" in foreign.left:
+        table = foreign.take("position").reshape(-1, encoder.width)  # (1 + h·w, D), or (h·w, D)
         before = foreign.geometry.grid if foreign.geometry is not None else None
         if before is None:
             alike = kernel.dim() == 5 or kernel.shape[1] == encoder.geometry.channels == 1
             before = grid_of(len(table), has_class_token=own is not None, like=grid, alike=alike)
         if before is None:
             raise ConfigError(
-                f"encoder.weights: {names.position} in {quoted(foreign.path)} has {len(table)} positions, which is "
-                "neither a square nor our grid, with or without a class token."
+                f"encoder.weights: {foreign.names['position']} in {quoted(foreign.path)} has {len(table)} positions, "
+                "which is neither a square nor our grid, with or without a class token."
             )
         if own is not None and len(table) > prod(before):
             own = own + table[0]
         values["position"] = fit_positions(table[-prod(before) :], before, grid, notes)
-    elif names.q_and_v is not None:
+    elif foreign.is_apart:
         notes.append(f"positions are the sines and cosines of token numbers 0 to {prod(grid) - 1}, the file has none")
         values["position"] = sequence_position(prod(grid), encoder.width)
     if own is not None and encoder.class_token is not None:

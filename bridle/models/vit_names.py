@@ -1,4 +1,4 @@
-"""How libraries name the parts of a Vision Transformer, and a file that follows one of these namings.
+"""Files with the weights of a Vision Transformer, read under our names whatever library named them.
 
     timm, MAE and its kin    patch_embed, blocks.N, norm; fc_norm where a fine-tuned model pooled before its norm
     with q_bias and v_bias   the same, but the bias of q, k, v is two tensors: k has none; positions are not stored
@@ -11,10 +11,11 @@ Names may have a prefix such as `model.`. A file is opened only if it is safeten
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,140 +26,96 @@ from bridle.geometry import Geometry
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".npz")
 SHOWN = 6  # names in a message before it says "and N more"
-POOLED_NORM = "fc_norm"
+KERNEL = "embed.proj.weight"
+BLOCK = "trunk.blocks."
+# What is replaced in the names of a library, in this order, to get ours; what is inside timm's blocks is named alike.
+TIMM = {
+    "^patch_embed[.]proj": "embed.proj",
+    "^pos_embed$": "position",
+    "^cls_token$": "class_token",
+    "^blocks[.]": BLOCK,
+}
+TORCHVISION = {
+    "^conv_proj": "embed.proj",
+    "^encoder[.]pos_embedding$": "position",
+    "^encoder[.]ln[.]": "norm.",
+    "^encoder[.]layers[.]encoder_layer_": BLOCK,
+    "[.]ln_": ".norm",
+    "[.]self_attention[.]in_proj_": ".attn.qkv.",
+    "[.]self_attention[.]out_proj": ".attn.proj",
+    "[.]mlp[.](0|linear_1)[.]": ".mlp.fc1.",  # older files have linear_1 and linear_2
+    "[.]mlp[.](3|linear_2)[.]": ".mlp.fc2.",
+}
+KERNELS = {"patch_embed.proj.weight": TIMM, "conv_proj.weight": TORCHVISION}  # by which a library is recognised
 
 
-class Names(NamedTuple):
-    """How one library names the parts of a ViT."""
-
-    kernel: str
-    bias: str
-    position: str
-    class_token: str
-    norm: str
-    block: str  # with {} for the number
-    parts: Mapping[str, str]  # ours inside a block -> theirs
-    q_and_v: tuple[str, str] | None = None  # the biases of q and v where they are apart
-
-    def of_blocks(self, depth: int) -> dict[str, str]:
-        """Our names of all block tensors -> theirs."""
-        return {
-            f"trunk.blocks.{i}.{ours}": self.block.format(i) + theirs
-            for i in range(depth)
-            for ours, theirs in self.parts.items()
-        }
-
-    def biases(self, depth: int) -> dict[str, tuple[str, str]]:
-        """Our names of the biases of q, k, v -> the two of theirs, where they are apart."""
-        if self.q_and_v is None:
-            return {}
-        q, v = self.q_and_v
-        return {
-            f"trunk.blocks.{i}.attn.qkv.bias": (self.block.format(i) + q, self.block.format(i) + v)
-            for i in range(depth)
-        }
-
-
-def both(**layers: str) -> dict[str, str]:
-    """Weight and bias of each layer, our name -> theirs; __ stands for a dot in ours."""
-    return {
-        f"{ours.replace('__', '.')}.{kind}": f"{theirs}.{kind}"
-        for ours, theirs in layers.items()
-        for kind in ("weight", "bias")
-    }
-
-
-TIMM = Names(
-    kernel="patch_embed.proj.weight",
-    bias="patch_embed.proj.bias",
-    position="pos_embed",
-    class_token="cls_token",
-    norm="norm",
-    block="blocks.{}.",
-    parts=both(norm1="norm1", norm2="norm2", attn__qkv="attn.qkv", attn__proj="attn.proj")
-    | both(mlp__fc1="mlp.fc1", mlp__fc2="mlp.fc2"),
-)
-APART = TIMM._replace(
-    parts={ours: theirs for ours, theirs in TIMM.parts.items() if ours != "attn.qkv.bias"},
-    q_and_v=("attn.q_bias", "attn.v_bias"),
-)
-TORCHVISION = Names(
-    kernel="conv_proj.weight",
-    bias="conv_proj.bias",
-    position="encoder.pos_embedding",
-    class_token="class_token",
-    norm="encoder.ln",
-    block="encoder.layers.encoder_layer_{}.",
-    parts=both(norm1="ln_1", norm2="ln_2", attn__proj="self_attention.out_proj", mlp__fc1="mlp.0", mlp__fc2="mlp.3")
-    | {f"attn.qkv.{kind}": f"self_attention.in_proj_{kind}" for kind in ("weight", "bias")},
-)
-# Older torchvision files number the two layers of the MLP in another way.
-OLDER = TORCHVISION._replace(
-    parts={**TORCHVISION.parts, **both(mlp__fc1="mlp.linear_1", mlp__fc2="mlp.linear_2")},
-)
-OURS = Names(
-    kernel="embed.proj.weight",
-    bias="embed.proj.bias",
-    position="position",
-    class_token="class_token",
-    norm="norm",
-    block="trunk.blocks.{}.",
-    parts={name: name for name in TIMM.parts},
-)
+def our_name(name: str, replaced: Mapping[str, str]) -> str:
+    """The name of a tensor in our encoder."""
+    for pattern, ours in replaced.items():
+        name = re.sub(pattern, ours, name)
+    return name
 
 
 class Foreign:
-    """A file's tensors by name, without its prefix; each is read when it is asked for."""
+    """A file's tensors by our names; each is read when it is asked for.
+
+    geometry: of the model the file is of, None unless that is an export of bridle. is_apart: is the bias of q, k, v two
+    tensors? pooled_norm: did the file's model pool before its norm? left: names that were not taken yet.
+    """
 
     def __init__(self, file: Any, path: Path) -> None:
         self.file, self.path = file, path
         stored = list(file.keys())
-        self.geometry: Geometry | None = None  # of the model the file is of, where that is written down
-        own = f"encoder.{OURS.kernel}"
-        kinds = (OURS,) if own in stored else (TIMM, TORCHVISION)
-        kernels = [(name, kind) for kind in kinds for name in stored if prefixed(name, kind.kernel)]
-        if own in stored:
-            kernels, self.geometry = [(own, OURS)], exported_geometry(path)
-        if len(kernels) != 1:
+        found = [(name.removesuffix(kernel), kind) for kernel, kind in KERNELS.items() for name in stored
+                 if f".{name}".endswith(f".{kernel}")]  # fmt: skip
+        self.geometry: Geometry | None = None
+        if f"encoder.{KERNEL}" in stored:
+            found, self.geometry = [("encoder.", {})], exported_geometry(path)
+        if len(found) != 1:
             raise ConfigError(
                 f"encoder.weights: {quoted(path)} is not a ViT with the names of timm or torchvision: expected one "
-                f"{TIMM.kernel} or {TORCHVISION.kernel}, found {len(kernels)}; it holds {first_names(stored)}."
+                f"{' or '.join(KERNELS)}, found {len(found)}; it holds {first_names(stored)}."
             )
-        kernel, self.names = kernels[0]
-        self.prefix = kernel.removesuffix(self.names.kernel)
-        self.left = {name.removeprefix(self.prefix) for name in stored if name.startswith(self.prefix)}
+        self.prefix, kind = found[0]
+        inside = [name.removeprefix(self.prefix) for name in stored if name.startswith(self.prefix)]
         self.others = [name for name in stored if not name.startswith(self.prefix)]
-        self.is_whitened = self.names is OURS and "embed.whitening" in self.left
-        if any(".mlp.linear_1." in name for name in self.left):
-            self.names = OLDER
-        if any(name.endswith(".attn.q_bias") for name in self.left):
-            self.names = APART
-        self.pooled_norm = f"{self.names.norm}.weight" not in self.left and f"{POOLED_NORM}.weight" in self.left
-        if self.pooled_norm:
-            self.names = self.names._replace(norm=POOLED_NORM)
+        self.pooled_norm = kind is TIMM and "norm.weight" not in inside and "fc_norm.weight" in inside
+        kind = kind | {"^fc_norm[.]": "norm."} if self.pooled_norm else kind
+        self.names = {our_name(name, kind): name for name in inside}  # ours -> the file's, without prefix
+        self.left = set(self.names)
+        self.is_whitened = self.geometry is not None and "embed.whitening" in self.names
+        self.is_apart = any(name.endswith(".attn.q_bias") for name in self.names)
+
+    def theirs(self, names: Iterable[str]) -> list[str]:
+        """Names as the file has them, sorted; ours where it has none."""
+        return sorted(self.names.get(name, name) for name in names)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.prefix + name).get_shape())
+        return tuple(self.file.get_slice(self.prefix + self.names[name]).get_shape())
 
     def kernel_shape(self) -> tuple[int, ...]:
         """(D, C, *patch)."""
-        found = self.shape(self.names.kernel)
+        found = self.shape(KERNEL)
         return found if self.geometry is None else (found[0], self.geometry.channels, *self.geometry.patch)
 
     def take(self, name: str) -> Tensor:
-        """A tensor in float32."""
+        """A tensor in float32; of biases that are apart, q, zeros and v together."""
+        if self.is_apart and name.endswith(".attn.qkv.bias"):
+            q, v = (self.take(name.replace("qkv.bias", f"{part}_bias")) for part in "qv")
+            return torch.cat([q, torch.zeros_like(q), v])
         self.left.discard(name)
-        value: Tensor = self.file.get_tensor(self.prefix + name).float()
+        value: Tensor = self.file.get_tensor(self.prefix + self.names[name]).float()
         if not bool(torch.isfinite(value).all()):
-            raise ConfigError(f"encoder.weights: {name} in {quoted(self.path)} holds values that are not finite.")
+            label = self.names[name]
+            raise ConfigError(f"encoder.weights: {label} in {quoted(self.path)} holds values that are not finite.")
         return value
 
     def take_kernel(self) -> Tensor:
         """The patch kernel (D, C, *patch)."""
-        wanted, kernel = self.kernel_shape(), self.take(self.names.kernel)
-        if kernel[0].numel() * kernel.shape[0] != torch.Size(wanted).numel():
+        wanted, kernel = self.kernel_shape(), self.take(KERNEL)
+        if kernel.numel() != torch.Size(wanted).numel():
             raise ConfigError(
-                f"encoder.weights: {self.names.kernel} in {quoted(self.path)} is {list(kernel.shape)}, which is not "
+                f"encoder.weights: {self.names[KERNEL]} in {quoted(self.path)} is {list(kernel.shape)}, which is not "
                 f"the {list(wanted)} that its config.json says."
             )
         return kernel.reshape(wanted)
@@ -175,10 +132,6 @@ def exported_geometry(path: Path) -> Geometry:
             f"encoder.weights: {quoted(path)} is of bridle, but {quoted(beside)} does not tell its geometry; give the "
             "whole exported folder."
         ) from error
-
-
-def prefixed(name: str, wanted: str) -> bool:
-    return name == wanted or name.endswith("." + wanted)
 
 
 @contextmanager
