@@ -35,7 +35,7 @@ _working_alone: list[bool] = []  # not empty while this rank does what is done o
 
 
 def is_active() -> bool:
-    """Is there a process group with more than one rank, and are the others here?"""
+    """Is there a process group with more than one rank, and do the others take part?"""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not _working_alone
 
 
@@ -181,7 +181,7 @@ def gather_json(value: Any, *, patient: bool = False) -> list[Any]:
 def done_once(work: Callable[[], Value]) -> Value:
     """What rank 0's `work()` returns (plain JSON values), or raises if it is one of ours, on every rank.
 
-    For the length of `work()` rank 0 is alone: whatever it asked of the others there would be taken for an answer here.
+    During `work()` rank 0 counts as alone: the others wait for its result and cannot take part in collectives.
     """
     if not is_active():
         return work()
@@ -189,21 +189,15 @@ def done_once(work: Callable[[], Value]) -> Value:
 
     def on_first() -> None:
         if rank() == 0:
-            with _alone():
+            _working_alone.append(True)
+            try:
                 found.append(work())
+            finally:
+                _working_alone.pop()
 
     done_together(on_first)
     first: Value = gather_json(found, patient=True)[0][0]
     return found[0] if found else first
-
-
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    _working_alone.append(True)
-    try:
-        yield
-    finally:
-        _working_alone.pop()
 
 
 def done_together(work: Callable[[], Value]) -> Value:
@@ -215,14 +209,14 @@ def done_together(work: Callable[[], Value]) -> Value:
         found = work()
     except BridleError as error:
         failure = error
-    told = gather_json(None if failure is None else [type(failure).__name__, str(failure)], patient=True)
-    for name, text in filter(None, told):
+    failures = gather_json(None if failure is None else [type(failure).__name__, str(failure)], patient=True)
+    for name, text in filter(None, failures):
         raise failure if failure is not None else getattr(errors, name)(text)
     return found
 
 
 def barrier() -> None:
-    """Wait, patiently, until every rank is here."""
+    """Wait, patiently, until every rank has called this."""
     if is_active():
         dist.barrier(group=_groups.get("patient"))
 
@@ -231,7 +225,7 @@ def barrier() -> None:
 
 
 def lost_contact(error: BaseException) -> bool:
-    """Does this error of torch's say that another rank is gone or does not answer?"""
+    """Does this error of torch mean that another rank is gone or does not answer?"""
     words = str(error).lower()
     return isinstance(error, dist.DistError) or any(name in words for name in ("gloo", "nccl", "process group"))
 
@@ -243,7 +237,7 @@ def _who_is_missing(error: BaseException) -> str:
     if not missing:
         return f"the processes lost contact with each other ({why}); the last checkpoint is safe, start the job again."
     return (
-        f"rank {', '.join(missing)} died or hangs ({why}); what it said last is above, or in its own log. "
+        f"rank {', '.join(missing)} died or hangs ({why}); its last output is above, or in its own log. "
         "The last checkpoint is safe: start the job again, with a longer runtime.timeout_minutes if it was only slow."
     )
 
@@ -253,17 +247,17 @@ def silent_ranks() -> list[int]:
     store, world = _store(), int(os.environ["WORLD_SIZE"])
     if store is None:
         return []
-    store.set(_key("here", os.environ["RANK"]), "1")
+    store.set(_key("present", os.environ["RANK"]), "1")
     missing = list(range(world))
     until = time.monotonic() + ROLL_CALL_SECONDS
     while missing and time.monotonic() < until:
-        missing = [other for other in missing if not store.check([_key("here", str(other))])]
+        missing = [other for other in missing if not store.check([_key("present", str(other))])]
         time.sleep(0.1)
     return missing
 
 
 def speaks_first() -> bool:
-    """Is this the first process of the job that has something to say of its end? Alone: always."""
+    """Is this the first process of the job that reports its end? True for a single process."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "RANK" not in os.environ:
         return True
     store = _store()
@@ -281,6 +275,6 @@ def _store() -> TCPStore | None:
 
 
 def _key(*names: str) -> str:
-    """Restarted jobs use the same store: their words must not be taken for those of the attempt before."""
+    """A key of the job's store that names the attempt: restarted jobs use the same store."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return "/".join(("bridle", os.environ.get("TORCHELASTIC_RUN_ID", ""), attempt, *names))

@@ -172,7 +172,7 @@ SHARED_COMMANDS = frozenset({"pretrain", "finetune", "probe", "knn", "tokenize",
 
 
 def say_last(text: str) -> None:
-    """Why the command ends. Of several processes only the first to fail speaks, and says which it is."""
+    """Print why the command ends; of several processes only the first to fail does, with its rank."""
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         typer.echo(text, err=True)
         return

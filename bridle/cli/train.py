@@ -188,13 +188,13 @@ def ablate(
     if len(set(numbers)) < len(numbers) or min(numbers) < 0:
         raise UsageError(f"--seeds {seeds!r}: every seed once, from 0 on.")
     grid = read_grid(table)
-    place = out or Path("ablations") / grid.name
+    folder = out or Path("ablations") / grid.name
     if grid.every_iteration:
         from bridle.grid.every_iteration import fill_every_iteration
 
-        path = fill_every_iteration(recipe, overrides or [], grid, seeds=numbers, out=place, jobs=jobs, on=on or [])
+        path = fill_every_iteration(recipe, overrides or [], grid, seeds=numbers, out=folder, jobs=jobs, on=on or [])
     elif on:
         raise UsageError(f"--on: the table {grid.name!r} reads one score a run; it is for tables with every_iteration.")
     else:
-        path = run_grid(recipe, overrides or [], grid, seeds=numbers, out=place, jobs=jobs)
+        path = run_grid(recipe, overrides or [], grid, seeds=numbers, out=folder, jobs=jobs)
     typer.echo(f"Next:  bridle report {path.parent / 'runs'}/*")

@@ -41,7 +41,7 @@ class DataConfig(Section):
     source: str  # one of SOURCES
     root: str | None = None
     manifest: str | None = None  # CSV, TSV or JSONL: path, optional start, end, label or labels, split, fold
-    layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: told by what root holds
+    layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: by what root holds
     segments: tuple[str, ...] | None = None  # audioset: which segment lists make up train; None: all but eval
     test_fold: Natural | None = None  # data with folds: hold this one out; None pretrains on all, scores over folds
     mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config

@@ -147,8 +147,8 @@ def check(table: Table, name: str) -> Config:
         return Config.model_validate(with_tuples(nest(table)))
     except ValidationError as error:
         # Members of a union each report the same key; the first word on a key is enough.
-        told = {_known_part(tuple(map(str, p["loc"])), p["type"]): p for p in reversed(error.errors())}
-        raise ConfigError("\n".join(_explain(p, table, name) for p in list(told.values())[::-1][:5])) from None
+        first = {_known_part(tuple(map(str, p["loc"])), p["type"]): p for p in reversed(error.errors())}
+        raise ConfigError("\n".join(_explain(p, table, name) for p in list(first.values())[::-1][:5])) from None
 
 
 def _size_table(size: str) -> Table:

@@ -1,4 +1,4 @@
-"""YAML documents as flat tables: dotted path -> value and the place it was written.
+"""YAML documents as flat tables: dotted path -> value, with file and line.
 
 YAML 1.2 through ruamel's composer, so that `5e-4` is a number; duplicate keys, tags, anchors and aliases are refused,
 which also rules out code execution and alias bombs.
@@ -109,24 +109,19 @@ def _kind(node: Node) -> str:
 
 def _walk(node: MappingNode, path: Path, name: str, table: Table, seen: set[int]) -> None:
     _enter(node, name, seen, len(path))
-    keys: set[str] = set()
     for key_node, value_node in node.value:
         if not isinstance(key_node, ScalarNode):
             raise ConfigError(f"{_where(key_node, name)}: expected a plain word as key, got {_kind(key_node)}.")
         key = str(key_node.value)
-        here = (*path, *key.split("."))  # `a.b: 1` in a file means the same as the override a.b=1
-        if key in keys:
+        full = (*path, *key.split("."))  # `a.b: 1` in a file means the same as the override a.b=1
+        if any(_covers(full, other) or _covers(other, full) for other in table):
             raise ConfigError(
-                f"{_where(key_node, name)}: key {quoted('.'.join(here))} is given twice; keep one of them."
+                f"{_where(key_node, name)}: key {quoted('.'.join(full))} is given twice; keep one of them."
             )
-        keys.add(key)
-        if any(_covers(here, other) or _covers(other, here) for other in table):
-            clash = quoted(".".join(here))
-            raise ConfigError(f"{_where(key_node, name)}: key {clash} is given twice; keep one of them.")
         if isinstance(value_node, MappingNode) and value_node.value:
-            _walk(value_node, here, name, table, seen)
+            _walk(value_node, full, name, table, seen)
         else:
-            table[here] = Entry(_value(value_node, name, seen, len(here)), _where(key_node, name))
+            table[full] = Entry(_value(value_node, name, seen, len(full)), _where(key_node, name))
 
 
 def _enter(node: Node, name: str, seen: set[int], depth: int) -> None:

@@ -1,4 +1,4 @@
-"""How a run is trained and judged: phases, schedule, machine, probe and fine-tuning."""
+"""How a run is trained and evaluated: phases, schedule, machine, probe and fine-tuning."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def curve_run(folder: Path, overrides: Sequence[str]) -> Path:
         results = _results(RunFolder(folder).results("curve"), _header(config, folder, opened.data), opened.progress)
         take_over_baselines(folder, trained, config, results, data=opened.data)
         evaluator = _evaluator(folder, config, results, opened, "linear")
-        known = {entry.place for entry in results.value.evaluations}
+        known = {entry.key for entry in results.value.evaluations}
         evaluator.measure_baselines()
         for path in RunFolder(folder).encoder_checkpoints():
             loaded = load_checkpoint(path)

@@ -121,7 +121,7 @@ def draw_curves(grid: Grid, cells_: Sequence[Cell], out: Path) -> list[Path]:
 
 def note_cost(out: Path, work: str, seconds: float) -> None:
     """Keep what a process cost, beside the table: a run that was never begun has no folder to keep it in."""
-    append_row(out / COSTS, {"work": work, "cpu_seconds": round(seconds, 3)}, place="results.write")
+    append_row(out / COSTS, {"work": work, "cpu_seconds": round(seconds, 3)}, failpoint="results.write")
 
 
 def costs_of(grid: Grid, grid_cells: Iterable[Cell], out: Path, *, wall_minutes: float) -> Costs:

@@ -15,7 +15,7 @@ from bridle.grid.table_file import NEEDS_WEIGHTS, Grid
 from bridle.runs.folder import RunFolder
 from bridle.seeding import mix
 
-ITERATIONS = "schedule.iterations="  # a row may say its own; else it has the table's
+ITERATIONS = "schedule.iterations="  # a row may give its own; else the table's
 WEIGHTS = "encoder.weights="
 
 
@@ -73,7 +73,7 @@ def cells(recipe: str, overrides: Sequence[str], grid: Grid, *, seeds: Sequence[
             own = any(change.startswith(ITERATIONS) for change in changes)
             length = [] if own else [f"{ITERATIONS}{grid.iterations}"]
             everything = [*of_row, f"seed={seed}", *length]
-            config = load_config(recipe, everything)  # a typo in the last row is told before the first one runs
+            config = load_config(recipe, everything)  # a typo in the last row is found before the first one runs
             if "probe" in grid.measures and not (config.probe.enabled or grid.every_iteration):
                 raise ConfigError(f"row {quoted(row)}: probe.enabled is false, but the table measures the probe.")
             pretrain = tuple(change for change in everything if not change.startswith("finetune."))
@@ -95,5 +95,6 @@ def _kept_for_curve(config: Config, points: int) -> tuple[str, ...]:
 
 
 def iterations_of(cell: Cell, grid: Grid) -> int:
-    said = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
-    return said[-1] if said else grid.iterations
+    """The number of iterations of a cell's run."""
+    given = [int(change.removeprefix(ITERATIONS)) for change in cell.pretrain if change.startswith(ITERATIONS)]
+    return given[-1] if given else grid.iterations

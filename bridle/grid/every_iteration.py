@@ -44,7 +44,7 @@ class Other(NamedTuple):
     def read(cls, text: str) -> Other:
         """From `--on "esc50 data.root=PATH"`."""
         recipe, *overrides = shlex.split(text) or [""]
-        load_config(recipe, overrides)  # a typo is told before anything runs
+        load_config(recipe, overrides)  # a typo is found before anything runs
         return cls(recipe, tuple(overrides))
 
     @property

@@ -1,9 +1,9 @@
-"""Several `bridle` commands side by side, each a process of its own; what they say is shown line by line.
+"""Several `bridle` commands side by side, each a process of its own; their output is shown line by line.
 
 One process on one thread each uses all cores of a small machine, where two threads in one process often do not.
 
 `python -m bridle.grid.subprocesses PARENT ARGUMENTS…` runs `bridle ARGUMENTS…` and makes it save and leave when process
-PARENT dies. A parent that is killed outright (kill -9, out of memory) can tell its children nothing; without
+PARENT dies. A parent that is killed outright (kill -9, out of memory) cannot notify its children; without
 this they would train on, and the same command given again would find their run directories locked. The kernel sends
 SIGTERM instead. Only Linux can be asked to: elsewhere children run to their end.
 """
@@ -47,7 +47,7 @@ def run_beside(
 ) -> None:
     """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them.
 
-    `spent` is told the name and the CPU seconds (with all its children's) of every command that ended, however it did.
+    `spent` is called with the name and the CPU seconds (with all its children's) of every command that ended, however it did.
     """
     waiting, running = dict(commands), dict[str, Started]()
     with StopRequest().listening() as stop:

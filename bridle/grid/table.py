@@ -48,7 +48,7 @@ def read_scores(cell: Cell, grid: Grid) -> dict[str, Scores]:
 
 
 def baseline_lines(grid: Grid, scores: Mapping[Cell, Mapping[str, Scores]]) -> list[dict[str, Any]]:
-    """What the probe says of raw inputs and of the first row's encoder before training, where its runs know."""
+    """Probe scores of raw inputs and of the first row's untrained encoder, where its runs have them."""
     if "probe" not in grid.measures:
         return []
     benchmark = next(iter(grid.rows))

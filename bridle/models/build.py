@@ -1,4 +1,4 @@
-"""The one place where a config becomes networks.
+"""Builders: from a config to networks, only in this module.
 
 Every part is initialised from a generator named by (seed, iteration, part), so a part's weights do not depend on which
 other parts were built, and every iteration's tokenizer is new.

@@ -2,7 +2,7 @@
 
 Shapes: x (B, C, *input), z (B, T, D) or (B, V, D) under a mask, logits and targets (B, K).
 
-    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per place of an axis (both with
+    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per position of an axis (both with
                                                  deviations if wanted), or class token
 
 A mask hides tokens in training: they are dropped before the encoder, and pooling goes over what is visible. The loss is
@@ -90,7 +90,7 @@ class Classifier(nn.Module):
         axis, grid = (self.axis, geometry.grid) if self.pool == "axis" else (None, z.shape[1:2])
         if mask is not None and axis is None:
             valid = mask.visible_valid
-        elif mask is not None:  # a place of an axis can only be told on the whole grid
+        elif mask is not None:  # positions of an axis are only known on the whole grid
             nothing = z.new_zeros(self.encoder.width)
             z = scatter_tokens(z, mask.visible, nothing, tokens=geometry.tokens, slot_valid=mask.visible_valid)
             valid = ~mask.masked if valid is None else valid & ~mask.masked

@@ -97,7 +97,7 @@ def encoder_step(config: Config, *, rows: int = 1, later_tokenizer: bool = True,
             lambda: nets.decoder(z, mask=mask, only=hidden.at), nets.decoder.parameters()
         )
 
-        def judge() -> Tensor:
+        def loss() -> Tensor:
             codes = torch.zeros(rows, T, config.quantizer.codebooks, dtype=torch.int64)
             wanted = CodeTargets(codes).at(hidden)
             if nets.own_tokenizer is None:
@@ -106,7 +106,7 @@ def encoder_step(config: Config, *, rows: int = 1, later_tokenizer: bool = True,
                 return patch_loss(guess, target, hidden.counted)
             return encoder_loss(nets.heads(features), wanted, hidden.counted)
 
-        _, parts["heads, loss"] = count(judge, nets.heads.parameters())
+        _, parts["heads, loss"] = count(loss, nets.heads.parameters())
     return StepCosts(parts)
 
 

@@ -21,7 +21,7 @@ from bridle.nn.transformer import NORM_EPS, Transformer
 
 
 class Encoded(NamedTuple):
-    """What the encoder says of a batch."""
+    """The encoder's features of a batch."""
 
     z: Tensor  # (B, T, D) or (B, V, D), after the final norm
     class_token: Tensor | None  # (B, D) when the encoder has one
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
     ) -> Encoded:
         """Features of the visible tokens (with `mask`) or of all; `valid` (B, T) marks padding, `drop` is drop-path."""
         z, key_valid = self._begin(x, mask, valid)
-        return self._told_apart(self.norm(self.trunk(z, key_valid=key_valid, drop=drop)))
+        return self._split_class_token(self.norm(self.trunk(z, key_valid=key_valid, drop=drop)))
 
     def change_grid(self, geometry: Geometry) -> None:
         """Take inputs of another size from now on: the same channels and patch, positions interpolated."""
@@ -92,7 +92,7 @@ class Encoder(nn.Module):
         found = {0: self._told_apart(z)}
         for n, out in enumerate(self.trunk.outputs(z, key_valid=key_valid), start=1):
             if n in wanted:
-                found[n] = self._told_apart(self.norm(out) if n == self.depth else out)
+                found[n] = self._split_class_token(self.norm(out) if n == self.depth else out)
             if n == max(wanted, default=0):
                 break
         return [found[n] for n in wanted]
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
                 key_valid = nn.functional.pad(key_valid, (1, 0), value=True)
         return z, key_valid
 
-    def _told_apart(self, z: Tensor) -> Encoded:
+    def _split_class_token(self, z: Tensor) -> Encoded:
         """Patch tokens and class token of what a block put out."""
         if self.class_token is None:
             return Encoded(z, None)

@@ -77,12 +77,12 @@ class ColdStartTokenizer(Tokenizer):
         projection (F, Dq): random map, drawn once with unit-variance output for standardised patches; with `whiten`
             A R, once the patches are measured.
         mean (F,): μ. Only with `whiten`.
-        place (T, F): sin-cos positions added to the patches, or absent; derived, not saved.
+        position (T, F): sin-cos positions added to the patches, or absent; derived, not saved.
     """
 
     projection: Tensor
     mean: Tensor
-    place: Tensor | None
+    position: Tensor | None
 
     def __init__(
         self,
@@ -99,8 +99,8 @@ class ColdStartTokenizer(Tokenizer):
         self.whiten = whiten
         self.components = components or min(geometry.patch_features, quantizer.width)
         self.register_buffer("projection", torch.zeros(geometry.patch_features, quantizer.width))
-        place = sincos_position(geometry.grid, geometry.patch_features) if position else None
-        self.register_buffer("place", place, persistent=False)
+        table = sincos_position(geometry.grid, geometry.patch_features) if position else None
+        self.register_buffer("position", table, persistent=False)
         if whiten is not None:
             self.register_buffer("mean", torch.zeros(geometry.patch_features))
 
@@ -131,8 +131,8 @@ class ColdStartTokenizer(Tokenizer):
         if self.standardise == "patch":
             patches = patches - patches.mean(-1, keepdim=True)
             patches = patches / patches.std(-1, keepdim=True, correction=0).clamp_min(1e-6)
-        if self.place is not None:
-            patches = patches + self.place
+        if self.position is not None:
+            patches = patches + self.position
         return patches
 
     @property

@@ -59,7 +59,7 @@ class Started(NamedTuple):
 
 
 class VitShape(NamedTuple):
-    """What a file tells of the model it is of."""
+    """Sizes of the model in a file."""
 
     width: int
     depth: int
@@ -210,7 +210,7 @@ def sequence_position(tokens: int, width: int) -> Tensor:
 
 
 def grid_of(count: int, *, has_class_token: bool, like: Sequence[int], alike: bool = False) -> tuple[int, ...] | None:
-    """The grid of `count` positions, None if it cannot be told.
+    """The grid of `count` positions, None if it is not known.
 
     It is a square, or our own where it has as many. A file whose inputs are of our kind (`alike`) has our own grid
     first, then one that differs in its first axis only, then a square.

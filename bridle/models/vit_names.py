@@ -122,14 +122,14 @@ class Foreign:
 
 
 def exported_geometry(path: Path) -> Geometry:
-    """What an exported folder says of the inputs of its model."""
+    """The geometry of an exported model, from the config.json beside its weights."""
     beside = path.parent / "config.json"
     try:
         found = json.loads(beside.read_text(encoding="utf-8"))["geometry"]
         return Geometry(int(found["channels"]), tuple(map(int, found["input"])), tuple(map(int, found["patch"])))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"encoder.weights: {quoted(path)} is of bridle, but {quoted(beside)} does not tell its geometry; give the "
+            f"encoder.weights: {quoted(path)} is of bridle, but {quoted(beside)} does not hold its geometry; give the "
             "whole exported folder."
         ) from error
 

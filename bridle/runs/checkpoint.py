@@ -58,7 +58,7 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# What the values of a state may be; those that are not here are for people.
+# Checks of the values of a state; those without one are for people.
 KINDS: dict[str, Callable[[Any], bool]] = {
     "iteration": is_count,
     "phase_index": is_count,
@@ -86,15 +86,15 @@ class Loaded(NamedTuple):
 
 
 class State(dict[str, Any]):
-    """The JSON state of a checkpoint; what it does not say makes the checkpoint one that cannot be used."""
+    """The JSON state of a checkpoint; CheckpointError where a key is missing or of the wrong kind."""
 
     def __init__(self, values: Mapping[str, Any], file: Path) -> None:
         super().__init__(values)
         self.file = file
         for key, is_right in KINDS.items():
             if key in values and not is_right(values[key]):
-                said = f"its {key!r} is {quoted(values[key])}"
-                raise CheckpointError(f"{file}: damaged or made by other software ({said}).")
+                got = quoted(values[key])
+                raise CheckpointError(f"{file}: damaged or made by other software (its {key!r} is {got}).")
 
     def __missing__(self, key: str) -> Any:
         raise CheckpointError(f"{self.file}: damaged or made by other software (it does not say {key!r}).")

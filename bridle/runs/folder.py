@@ -63,7 +63,7 @@ class RunFolder:
         return (self.path / checkpoint.EXPORTED).is_file() and (self.path / checkpoint.MANIFEST).is_file()
 
     def export_facts(self) -> dict[str, Any]:
-        """What an exported folder says of its model beside the weights; empty for a run."""
+        """Facts about the model of an exported folder, from its config.json; empty for a run."""
         return checkpoint.read_state_file(self.path / checkpoint.EXPORTED) if self.is_exported() else {}
 
     def prepare(self, config: Config) -> None:
@@ -134,7 +134,7 @@ class RunFolder:
 
     def add_metrics(self, row: Row) -> None:
         """Append a row to metrics.jsonl."""
-        append_row(self.path / "metrics.jsonl", row, place="metrics.append")
+        append_row(self.path / "metrics.jsonl", row, failpoint="metrics.append")
 
     def rewind_metrics(self, *, phase_index: int, step: int) -> None:
         """Drop rows after `step` of phase `phase_index`, so that a resumed run has neither gaps nor repeats."""
@@ -182,7 +182,7 @@ class RunFolder:
     def add_quarantined(self, sample: BadSample, *, phase: str) -> None:
         """List a sample that could not be used."""
         row = {"index": sample.index, "path": sample.name, "reason": sample.reason, "phase": phase}
-        append_row(self.quarantine, row, place="quarantine.append")
+        append_row(self.quarantine, row, failpoint="quarantine.append")
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 

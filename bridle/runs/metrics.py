@@ -29,18 +29,18 @@ class Callback(Protocol):
         """The run is finished or interrupted."""
 
 
-def append_row(path: Path, row: Row, *, place: str | None = None) -> None:
-    """Add a row to a .jsonl file; `place` is its failpoint."""
+def append_row(path: Path, row: Row, *, failpoint: str | None = None) -> None:
+    """Add a row to a .jsonl file."""
     with writing(path):
-        if place is not None:
-            failpoints.hit(place)
+        if failpoint is not None:
+            failpoints.hit(failpoint)
         append_line(path, row)
 
 
 def is_up_to(row: Row, phase_index: int, step: int) -> bool:
-    """Is the row of this step or an earlier one? A row that does not say where it belongs is not."""
-    place = row.get("phase_index"), row.get("step")
-    return all(isinstance(number, int) for number in place) and place <= (phase_index, step)
+    """Is the row of this step or an earlier one? A row without phase_index or step is not."""
+    own = row.get("phase_index"), row.get("step")
+    return all(isinstance(number, int) for number in own) and own <= (phase_index, step)
 
 
 class TensorBoard:

@@ -257,7 +257,7 @@ class Evaluation(Record):
         return self.probe if self.finetune is None else self.finetune
 
     @property
-    def place(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int]:
         return self.iteration, self.step
 
 

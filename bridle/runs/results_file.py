@@ -30,7 +30,7 @@ class ResultsFile:
 
     @classmethod
     def anew(cls, path: Path, header: Results) -> ResultsFile:
-        """Forget what the file says."""
+        """Discard the content of the file."""
         if distributed.rank() == 0:
             path.unlink(missing_ok=True)
         return cls(path, header)
@@ -42,9 +42,8 @@ class ResultsFile:
 
     def add(self, *entries: Evaluation) -> None:
         """Entries replace those of the same iteration and step."""
-        places = {entry.place for entry in entries}
-        others = [old for old in self.value.evaluations if old.place not in places]
-        self._write(evaluations=tuple(sorted([*others, *entries], key=lambda entry: entry.place)))
+        entries_by_key = {old.key: old for old in (*self.value.evaluations, *entries)}
+        self._write(evaluations=tuple(entries_by_key[key] for key in sorted(entries_by_key)))
 
     def set_baselines(self, baselines: Mapping[str, Scores], key: str | None = None) -> None:
         """`key` names what they depend on, for the runs beside this one."""

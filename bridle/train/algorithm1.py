@@ -114,7 +114,7 @@ def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:
 
 
 def last_checkpoint(run: Run[Networks], *, measured: bool = False) -> Loaded | None:
-    """Where the run left off, or None at its beginning; the log is cut back to the same place.
+    """The last checkpoint, or None at the beginning of a run; later rows of the log are removed.
 
     A run that was `measured` before and has no checkpoint does not begin again: its scores would be taken for the new
     weights'.

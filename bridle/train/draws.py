@@ -57,8 +57,8 @@ class Draws:
     @cached_property
     def hidden_tokens(self) -> int:
         """Masked tokens of the global batch; the first look at it is collective."""
-        here = sum(int(self.mask(batch).masked.sum()) for batch in self.micro_batches)
-        return int(distributed.sum_over_ranks(torch.tensor(here)))
+        own = sum(int(self.mask(batch).masked.sum()) for batch in self.micro_batches)
+        return int(distributed.sum_over_ranks(torch.tensor(own)))
 
     def hidden_share(self, batch: Batch, counted: Tensor) -> float:
         """As `token_share`, of the masked tokens, of which this micro-batch has those marked in `counted`."""

@@ -38,7 +38,7 @@ from bridle.train.step_metrics import Clock, Watches, report
 
 
 class StepResult(NamedTuple):
-    """What a phase's step says of one micro-batch."""
+    """The result of a phase's step on one micro-batch."""
 
     loss: Tensor  # mean over the micro-batch
     codes: Tensor | None  # (B, T, M), for the usage figures; None in phases without codes
@@ -274,7 +274,7 @@ def accumulate(
 
 
 def skip(run: Run[Networks], phase: Phase, progress: Progress) -> None:
-    """Count a non-finite step; too many in a row end the run with the last good checkpoint in place."""
+    """Count a non-finite step; too many in a row end the run and the last good checkpoint stays."""
     progress.skipped += 1
     progress.skipped_in_a_row += 1
     run.progress.note(f"{phase.key} step {progress.step}: loss or gradient not finite; step skipped.")

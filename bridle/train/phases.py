@@ -138,7 +138,7 @@ def predict_patches(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
 
 
 def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hidden]:
-    """What encoder and decoder say of the masked positions (B, H, Dd), and which these are."""
+    """The decoder's features (B, H, Dd) of the masked positions, and which these are."""
     mask = draws.mask(batch)
     z = run.nets.encoder(batch.x, mask=mask, drop=draws.drop_path(batch)).z  # (B, V, D)
     hidden = hidden_positions(mask)
@@ -190,7 +190,7 @@ def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTabl
 
     # Nobody's Dataset has a name, and two of one length are taken for the same.
     beside = {"data": distributed.done_once(lambda: data_digest(run.source))}
-    table.open(tokenized, tokenizer=run.nets.tokenizer.state_dict(), beside=beside, tell=run.progress.note)
+    table.open(tokenized, tokenizer=run.nets.tokenizer.state_dict(), beside=beside, note=run.progress.note)
 
 
 def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws, *, z: Tensor | None = None) -> StepResult:
@@ -219,7 +219,7 @@ def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws, *, z: Tensor | N
 def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> CodeTargets:
     """The tokenizer's codes (B, T, M); it sees every patch, masked or not.
 
-    Without autocast: a bf16 encoder moves latents across the borders of codes, and what is learned here should be what
+    Without autocast: a bf16 encoder moves latents across the borders of codes, and the targets should be what
     `bridle tokenize` writes.
     """
     quantizer = nets.tokenizer.quantizer
@@ -275,8 +275,8 @@ def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     with torch.no_grad():
         for batch in first_batches(run, key, settings):
             latents.append(run.nets.tokenizer.encode(batch.x, valid=batch.valid).flatten(0, 1))  # (S, Dq)
-            place = torch.arange(batch.rows.start * T, batch.rows.stop * T, device=device)
-            valid.append((place < tokens) if batch.valid is None else batch.valid.flatten() & (place < tokens))
+            wanted = torch.arange(batch.rows.start * T, batch.rows.stop * T, device=device) < tokens
+            valid.append(wanted if batch.valid is None else batch.valid.flatten() & wanted)
         flat, counted = torch.cat(latents), torch.cat(valid)
         random = generator(run.config.seed, key, "codebooks")
 
@@ -294,7 +294,7 @@ def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
 
 @torch.no_grad()
 def redraw_unused(run: Run[Nets], phase: Phase, done: int, batches: Sequence[Batch], ages: CodeAge) -> None:
-    """Every n steps give codes that nothing has chosen since a new place among this step's latents.
+    """Every n steps redraw the codes that nothing has chosen since from this step's latents.
 
     The latents of all tokens move together while the tokenizer's encoder learns; codes that are left behind are never
     chosen again by themselves. The last n steps only settle.
@@ -306,11 +306,10 @@ def redraw_unused(run: Run[Nets], phase: Phase, done: int, batches: Sequence[Bat
     if not any(bool(marked.any()) for marked in unused):
         return
     latents, valid = [], []
-    for batch in batches:
-        here = move(batch, run.machine.device)
-        latents.append(run.nets.tokenizer.encode(here.x, valid=here.valid))  # (B, T, Dq)
+    for batch in (move(batch, run.machine.device) for batch in batches):
+        latents.append(run.nets.tokenizer.encode(batch.x, valid=batch.valid))  # (B, T, Dq)
         real = torch.ones(latents[-1].shape[:2], dtype=torch.bool, device=latents[-1].device)
-        valid.append(real if here.valid is None else here.valid)
+        valid.append(real if batch.valid is None else batch.valid)
     random = generator(run.config.seed, phase.key, done, "redraw")
     run.nets.tokenizer.quantizer.reset_codes(torch.cat(latents), unused, generator=random, valid=torch.cat(valid))
     ages.renew(unused)
@@ -319,8 +318,8 @@ def redraw_unused(run: Run[Nets], phase: Phase, done: int, batches: Sequence[Bat
 def centre_teacher(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     """Measure the mean of the teacher's features, over all tokens or per position, so that it explains nothing.
 
-    What position alone tells of the teacher needs no code: the estimator knows positions. Left in, it is most of the
-    cosine, and the codebooks are free to collapse.
+    What follows from the position alone needs no code, because the estimator knows positions. Left in, it is most of
+    the cosine, and the codebooks may collapse.
     """
     if run.config.loss.centre_teacher == "none":
         return
@@ -366,7 +365,7 @@ def first_batches(
 
 
 def make_phase(run: Run[Nets], settings: PhaseConfig, *, index: int, iteration: int, name: str) -> Phase:
-    """A phase as its settings say, still without a step."""
+    """A phase with the length and optimizer of its settings, still without a step."""
     samples, cap = len(run.source), run.config.max_steps
     steps = settings.step_count(samples)
     steps = steps if cap is None else min(steps, cap)

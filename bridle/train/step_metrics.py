@@ -44,8 +44,8 @@ class Clock:
 
     def cpu_seconds(self, device: torch.device) -> float | None:
         """Of all ranks together; None where what was before is not known. Collective."""
-        here = torch.tensor(cpu_seconds() - self.began, dtype=torch.float64, device=device)
-        total = float(distributed.sum_over_ranks(here))
+        own = torch.tensor(cpu_seconds() - self.began, dtype=torch.float64, device=device)
+        total = float(distributed.sum_over_ranks(own))
         return None if self.spent is None else round(self.spent + total, 2)
 
     def rate(self, step: int) -> float:
@@ -57,7 +57,7 @@ class Clock:
 
 
 class Watches(NamedTuple):
-    """What looks at every logged row and may have something to say."""
+    """Checks of every logged row that may print a warning."""
 
     collapse: CollapseWatch
     curve: CurveWatch
@@ -160,8 +160,8 @@ def usage_figures(
     """How the codes (S, M) of a step are spread, one number per stage; nothing in phases without codes."""
     if codes is None or ages is None:
         return {}
-    here = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
-    counts = distributed.sum_over_ranks(torch.cat(here)).split(list(ages.sizes))
+    own = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
+    counts = distributed.sum_over_ranks(torch.cat(own)).split(list(ages.sizes))
     found = {
         "top_share": [round(float(top_share(count)), 6) for count in counts],
         "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],

@@ -50,12 +50,12 @@ class CodeTable:
         *,
         tokenizer: Mapping[str, Tensor],
         beside: MadeFrom,
-        tell: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         """Read the table of a tokenizer with this state, and of what else it hangs on, or make it anew (collective)."""
         state = mix(*(part for name in sorted(tokenizer) for part in (name, digest(tokenizer[name]))))
         made_from = {"tokenizer": f"{state:016x}", **beside}
-        if not distributed.done_once(lambda: self._is_whole(made_from, tell)):
+        if not distributed.done_once(lambda: self._is_whole(made_from, note)):
             self._make(tokenized, made_from)
         self.codes = np.load(self.path, mmap_mode="r", allow_pickle=False)
 
@@ -65,7 +65,7 @@ class CodeTable:
         found = self.codes[index.numpy()].astype(np.int64)
         return None if (found == self.missing).any() else torch.from_numpy(found)
 
-    def _is_whole(self, made_from: MadeFrom, tell: Callable[[str], None]) -> bool:
+    def _is_whole(self, made_from: MadeFrom, note: Callable[[str], None]) -> bool:
         if not (self.path.is_file() and self._facts.is_file()):
             return False
         try:
@@ -73,7 +73,7 @@ class CodeTable:
         except (OSError, CheckpointError):
             whole = False
         if not whole:
-            tell(f"{self.path}: damaged, or of another tokenizer or other data; the codes are computed again.")
+            note(f"{self.path}: damaged, or of another tokenizer or other data; the codes are computed again.")
         return whole
 
     def _described(self, made_from: MadeFrom) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class CodeTable:
             size = int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
             require_space(self.path.parent, size, what="the stored codes (encoder_phase.codes=stored)")
             rows = np.lib.format.open_memmap(temporary, mode="w+", dtype=self.dtype, shape=self.shape)
-            rows[:] = self.missing  # writes every page, so that a full disk is noticed here
+            rows[:] = self.missing  # writes every page, so that a full disk is noticed now
             rows.flush()
         except OSError as error:
             raise CheckpointError(f"{temporary}: codes cannot be stored ({error.strerror or error}).") from error

@@ -157,7 +157,7 @@ def test_a_full_disk_under_the_other_files_is_one_clear_error(tmp_path: Path, wr
             elif writer == "metrics":
                 RunFolder(tmp_path).add_metrics({"a": 1})
             else:
-                append_row(path, {"a": 1}, place=place)
+                append_row(path, {"a": 1}, failpoint=place)
     finally:
         failpoints.arm("")
     assert e.value.exit_code == 74
@@ -169,7 +169,7 @@ def test_a_row_cut_short_is_replaced_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     path.write_text('{"index": 1}\n{"index": 2, "pa')
     assert read_lines(path) == [{"index": 1}]
-    append_row(path, {"index": 2}, place="quarantine.append")
+    append_row(path, {"index": 2}, failpoint="quarantine.append")
     append_row(path, {"index": 3}, place="quarantine.append")
     assert read_lines(path) == [{"index": 1}, {"index": 2}, {"index": 3}]
 
