@@ -30,6 +30,9 @@ LOCK = "run.lock"  # of a folder that one command may write at a time
 LARGEST_JSON = 64_000_000  # bytes; code norms of the largest codebooks fit
 STALE_SECONDS = 3600.0  # age at which a temporary file of an ended process is removed
 RERUN = "delete it and run the same command again"
+CONTINUE = (
+    "Checkpoints saved before are untouched; free some space or mend permissions, then run the same command again."
+)
 
 
 # --- atomic writing ---------------------------------------------------------------------------------------------------
@@ -319,13 +322,12 @@ def require_space(folder: Path, needed: int, *, what: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path, *, remedy: str = CONTINUE) -> Iterator[None]:
     """Inside the block an OSError becomes a CheckpointError: where, why, how much space there is, and what to do."""
     try:
         yield
     except OSError as error:
         raise CheckpointError(
             f"{path}: cannot be written ({error.strerror or error}); free on that disk: {free_bytes(path.parent):,} "
-            "bytes. Checkpoints saved before are untouched; free some space or mend permissions, then run the same "
-            "command again."
+            f"bytes. {remedy}"
         ) from error

@@ -30,8 +30,8 @@ from bridle.config.training_schema import PhaseConfig
 from bridle.data.build import open_data
 from bridle.data.modality import modality_of
 from bridle.errors import ConfigError, UsageError
-from bridle.models.build import Nets
-from bridle.models.cost import StepCosts, encoder_step, pretend_nets, tokenizer_step
+from bridle.models.build import Nets, build_nets
+from bridle.models.cost import StepCosts, encoder_step, tokenizer_step
 from bridle.nn.transformer import Block
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, schedule
 
@@ -302,8 +302,8 @@ def _per_sample(config: Config, turn: Turn, costs: StepCosts, shown: int, sample
 
 
 def _nets(config: Config, turn: Turn) -> Nets:
-    with FakeTensorMode():
-        return pretend_nets(config, later_tokenizer=has_later_tokenizer(config, turn))
+    with FakeTensorMode():  # networks with shapes and no contents
+        return build_nets(config, later_tokenizer=has_later_tokenizer(config, turn))
 
 
 def _trained(nets: Nets, turn: Turn) -> list[nn.Parameter]:

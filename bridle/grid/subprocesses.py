@@ -47,7 +47,7 @@ def run_beside(
 ) -> None:
     """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them.
 
-    `spent` is called with the name and the CPU seconds (with all its children's) of every command that ended, however it did.
+    `spent` is called with the name and the CPU seconds (its children's included) of every command that has ended.
     """
     waiting, running = dict(commands), dict[str, Started]()
     with StopRequest().listening() as stop:

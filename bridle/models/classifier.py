@@ -2,7 +2,7 @@
 
 Shapes: x (B, C, *input), z (B, T, D) or (B, V, D) under a mask, logits and targets (B, K).
 
-    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per position of an axis (both with
+    logits = W · (pool(z) − centre)/scale + b    pool: mean over real tokens, one mean per band of an axis (both with
                                                  deviations if wanted), or class token
 
 A mask hides tokens in training: they are dropped before the encoder, and pooling goes over what is visible. The loss is

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from bridle.config import Config
-from bridle.models.build import Nets, build_nets
+from bridle.models.build import build_nets
 from bridle.models.losses import CodeTargets, Hidden, cosine_loss, encoder_loss, patch_loss, patch_target
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.patch import patchify
@@ -72,17 +72,12 @@ def quantizer_operations(config: Config) -> int:
     return 2 * config.geometry.build().tokens * sum(c.sizes) * width
 
 
-def pretend_nets(config: Config, *, later_tokenizer: bool) -> Nets:
-    """Networks with shapes and no contents, when called under a FakeTensorMode."""
-    return build_nets(config, iteration=2 if later_tokenizer else 1, later_tokenizer=later_tokenizer)
-
-
 def encoder_step(config: Config, *, rows: int = 1, later_tokenizer: bool = True, precision: str = "fp32") -> StepCosts:
     """Costs of an encoder-phase step: targets without gradient, then encoder, decoder, heads and loss with."""
     V, geometry = visible_tokens(config), config.geometry.build()
     T = geometry.tokens
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        nets, count = pretend_nets(config, later_tokenizer=later_tokenizer), Counter()
+        nets, count = build_nets(config, later_tokenizer=later_tokenizer), Counter()
         x = torch.zeros(rows, *geometry.shape)
         visible = torch.zeros(rows, V, dtype=torch.int64)
         mask = Mask(visible, None, torch.zeros(rows, T, dtype=torch.bool))
@@ -114,7 +109,7 @@ def tokenizer_step(config: Config, *, rows: int = 1, precision: str = "fp32") ->
     """Costs of a tokenizer-phase step: the teacher without gradient, tokenizer and estimator with."""
     geometry = config.geometry.build()
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-        nets, count = pretend_nets(config, later_tokenizer=True), Counter()
+        nets, count = build_nets(config, later_tokenizer=True), Counter()
         assert nets.estimator is not None
         tokenizer, estimator = nets.tokenizer, nets.estimator
         x = torch.zeros(rows, *geometry.shape)

@@ -19,8 +19,8 @@ An exported folder has config.yaml, results files and one checkpoint, which is t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +76,7 @@ class RunFolder:
             self.require_same(config)
         elif self.path.exists() and any(not _is_ours(path.name) for path in self.path.iterdir()):
             raise UsageError(f"{self}: not empty and not a run of bridle; choose another --out.")
-        with self._writing():
+        with files.writing(self.path, remedy="Choose another --out."):
             self.path.mkdir(parents=True, exist_ok=True)
 
     def lock(self) -> AbstractContextManager[None]:
@@ -97,7 +97,7 @@ class RunFolder:
 
     def write_settings(self, config: Config, *, command: str | None = None) -> None:
         """Write config.yaml and environment.json; the caller holds the lock."""
-        with self._writing():
+        with files.writing(self.path, remedy="Choose another --out."):
             files.write_text(self.path / CONFIG, dump_config(config))
             self.write_json("environment.json", environment(command))
 
@@ -116,15 +116,6 @@ class RunFolder:
             raise ConfigError(
                 f"{self} holds a run with another config ({shown}); use another --out, or the config it began with."
             )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise CheckpointError(
-                f"{self}: cannot be written ({error.strerror or error}); choose another --out."
-            ) from error
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.errors import CheckpointError
-from bridle.files import fingerprint, publish_file, read_json, require_space, temporary_sibling
+from bridle.files import fingerprint, publish_file, read_json, require_space, temporary_sibling, writing
 from bridle.runs.checkpoint import write_json
 from bridle.seeding import mix
 from bridle.train.parallel import digest
@@ -90,7 +90,7 @@ class CodeTable:
         distributed.done_once(lambda: self._publish(temporary, made_from))
 
     def _allocate(self, temporary: Path) -> None:
-        try:
+        with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             for useless in (temporary, self._facts, self.path):  # before space is asked for, some of which they take
                 useless.unlink(missing_ok=True)
@@ -99,8 +99,6 @@ class CodeTable:
             rows = np.lib.format.open_memmap(temporary, mode="w+", dtype=self.dtype, shape=self.shape)
             rows[:] = self.missing  # writes every page, so that a full disk is noticed now
             rows.flush()
-        except OSError as error:
-            raise CheckpointError(f"{temporary}: codes cannot be stored ({error.strerror or error}).") from error
 
     def _publish(self, temporary: Path, made_from: MadeFrom) -> None:
         publish_file(temporary, self.path)

@@ -170,7 +170,7 @@ def test_a_row_cut_short_is_replaced_by_the_next(tmp_path: Path) -> None:
     path.write_text('{"index": 1}\n{"index": 2, "pa')
     assert read_lines(path) == [{"index": 1}]
     append_row(path, {"index": 2}, failpoint="quarantine.append")
-    append_row(path, {"index": 3}, place="quarantine.append")
+    append_row(path, {"index": 3}, failpoint="quarantine.append")
     assert read_lines(path) == [{"index": 1}, {"index": 2}, {"index": 3}]
 
 
