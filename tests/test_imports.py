@@ -13,7 +13,7 @@ PACKAGE = Path(bridle.__file__).parent
 ORDER = [
     *("errors", "geometry", "distributed", "seeding", "files", "failpoints", "plugins", "console", "machine", "config"),
     *("nn", "quantize", "models", "data", "runs", "train", "evaluate", "report", "export", "infer", "search", "bench"),
-    *("propose", "api", "plan", "grid", "launch", "cli"),
+    *("propose", "api", "plan", "grid", "cli"),
 ]
 
 

@@ -31,7 +31,7 @@ def launch(
 
     Example:  bridle launch --devices 2 -- pretrain digits-tiny --out runs/digits
     """
-    from bridle import launch as launching
+    from bridle.grid import launch as launching
 
     if command[0] == "launch":
         raise UsageError("launch cannot launch itself; give the command to run, such as pretrain.")

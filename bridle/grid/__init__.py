@@ -1,1 +1,1 @@
-"""Many runs as one command: ablations, the demo, child processes."""
+"""Several processes as one command: ablations, the demo, `bridle launch`."""

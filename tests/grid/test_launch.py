@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from bridle.cli import app
 from bridle.errors import UsageError
-from bridle.launch import (
+from bridle.grid.launch import (
     LaunchError,
     SlurmTask,
     Topology,
@@ -25,7 +25,7 @@ from bridle.launch import (
     torchrun_arguments,
 )
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 COMMAND = ["pretrain", "digits-tiny", "--out", "a b"]
 
 
