@@ -161,13 +161,12 @@ def _shift(x: Tensor, bits: int) -> Tensor:
 
 
 class UsageCounter:
-    """Counts over a corpus: codes per stage, code × position, distinct tuples; fed batch by batch."""
+    """Counts over a corpus: codes per stage, and code × position; fed batch by batch."""
 
-    def __init__(self, sizes: Sequence[int], *, positions: int | None = None, tuple_limit: int = SKETCH) -> None:
+    def __init__(self, sizes: Sequence[int], *, positions: int | None = None) -> None:
         self.sizes, self.positions = tuple(sizes), positions
         self.counts = [torch.zeros(K, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
         self.joint = [torch.zeros(K, positions or 0, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m, P)
-        self.tuples = DistinctCounter(limit=tuple_limit)
 
     @property
     def tokens(self) -> int:
@@ -194,18 +193,13 @@ class UsageCounter:
             if self.positions is not None and place is not None:
                 cells = torch.bincount(code * self.positions + place, minlength=K * self.positions)
                 self.joint[stage] += cells.view(K, self.positions).cpu()
-        self.tuples.update(flat.cpu())
 
     def over_ranks(self, device: torch.device | str = "cpu") -> UsageCounter:
         """The counter of what all ranks have seen (collective); `device` is where the process group communicates."""
-        total = UsageCounter(self.sizes, positions=self.positions, tuple_limit=self.tuples.limit)
+        total = UsageCounter(self.sizes, positions=self.positions)
         total.counts = [distributed.sum_over_ranks(c.to(device)).cpu() for c in self.counts]
         total.joint = [distributed.sum_over_ranks(j.to(device)).cpu() for j in self.joint]
-        total.tuples.merge(distributed.gather_rows(self.tuples.smallest.to(device)).cpu())
         return total
-
-    def distinct_tuples(self) -> Distinct:
-        return self.tuples.value()
 
     def information(self) -> list[MutualInformation]:
         """MI of code and position, one for each stage."""
@@ -221,15 +215,12 @@ class CodeAge:
         self.sizes = tuple(sizes)
         self.ages = [torch.full((K,), NEVER, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
 
-    def update(self, codes: Tensor, *, valid: Tensor | None = None) -> None:
+    def update(self, codes: Tensor) -> None:
         """One step in which codes (…, M) were used by this rank; collective, a code used anywhere is young."""
-        total = sum(self.sizes)
-        first = [sum(self.sizes[:m]) for m in range(len(self.sizes))]
-        place = codes.reshape(-1, codes.shape[-1]).long() + torch.tensor(first, device=codes.device)
-        if valid is not None:
-            place = place.masked_fill(~valid.reshape(-1, 1), total)  # padding: one place behind all codes
-        used = torch.zeros(total + 1, dtype=torch.int64, device=codes.device).index_fill_(0, place.flatten(), 1)
-        parts = torch.split(distributed.sum_over_ranks(used)[:total] > 0, list(self.sizes))
+        first = torch.tensor([sum(self.sizes[:m]) for m in range(len(self.sizes))], device=codes.device)
+        index = codes.reshape(-1, codes.shape[-1]).long() + first
+        used = torch.zeros(sum(self.sizes), dtype=torch.int64, device=codes.device).index_fill_(0, index.flatten(), 1)
+        parts = torch.split(distributed.sum_over_ranks(used) > 0, list(self.sizes))
         self.ages = [(age.to(now.device) + 1).masked_fill(now, 0) for age, now in zip(self.ages, parts, strict=True)]
 
     def used_within(self, window: int) -> Tensor:

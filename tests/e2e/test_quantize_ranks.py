@@ -53,14 +53,13 @@ def train(rq: ResidualQuantizer, *, padded: bool) -> dict[str, Tensor]:
             seen["redrawn"] = torch.tensor(rq.reset_rare(my_rows(global_batch(step)), generator=generator, valid=mine))
         found = rq(my_rows(global_batch(step)), valid=mine)
         counter.update(found.codes, valid=mine)
-        ages.update(found.codes, valid=mine)
+        ages.update(found.codes.flatten(0, 1) if mine is None else found.codes[mine])
         rq.ema_update(found)
         for m, code in enumerate(rq.code_vectors()):
             seen[f"code{m}.step{step}"] = code.clone()
     total = counter.over_ranks()
     seen |= {f"counts{m}": counts for m, counts in enumerate(total.counts)}
     seen |= {f"joint{m}": joint for m, joint in enumerate(total.joint)}
-    seen["distinct"] = torch.tensor(total.distinct_tuples().number)
     seen |= ages.state()
     seen["next draw"] = torch.rand(4, generator=generator)
     return seen
