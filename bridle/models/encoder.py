@@ -89,7 +89,7 @@ class Encoder(nn.Module):
         if any(not 0 <= n <= self.depth for n in wanted):
             raise UsageError(f"layers {list(wanted)} asked of an encoder whose blocks are numbered 1 to {self.depth}.")
         z, key_valid = self._begin(x, None, valid)
-        found = {0: self._told_apart(z)}
+        found = {0: self._split_class_token(z)}
         for n, out in enumerate(self.trunk.outputs(z, key_valid=key_valid), start=1):
             if n in wanted:
                 found[n] = self._split_class_token(self.norm(out) if n == self.depth else out)
