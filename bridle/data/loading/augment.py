@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, conv2d, grid_sample
 
-from bridle.config.schema import AugmentConfig
+from bridle.config.data_schema import AugmentConfig
 
 NOISE_RANGE = 20.0  # dB between the loudest noise and the softest
 ERASED_AREA = (0.02, 0.33)  # share of the picture
