@@ -65,11 +65,6 @@ class Trained(NamedTuple):
         return {name: sum(p.numel() for p in module.parameters()) for name, module in self.modules().items()}
 
 
-def restore_trained(config: Config, loaded: Loaded, facts: Facts) -> Trained:
-    """Encoder and tokenizer as a checkpoint or an exported folder holds them; nothing else is built."""
-    return Trained(*restore_frozen(config, loaded), config, facts)
-
-
 def facts_of_run(loaded: Loaded, config: Config) -> Facts:
     """What a checkpoint of a run and its config say of the model."""
     named = config.data.manifest or config.data.root
@@ -128,7 +123,7 @@ def read_trained(folder: Path, *, iteration: int | None = None) -> Trained:
             problems.append(str(error))
             warnings.warn(f"{error} Using an earlier checkpoint if there is one.", stacklevel=3)
             continue
-        return restore_trained(config, loaded, facts_of_run(loaded, config))._replace(run=folder)
+        return Trained(*restore_frozen(config, loaded), config, facts_of_run(loaded, config), folder)
     raise CheckpointError(" ".join(problems))
 
 
@@ -157,4 +152,4 @@ def _read_exported(run: RunFolder, iteration: int | None) -> Trained:
             f"{quoted(run)} was written by bridle {by} and this is bridle {this}, which cannot use its settings "
             f"({error}); install that version or a newer one."
         ) from error
-    return restore_trained(config, loaded, facts)
+    return Trained(*restore_frozen(config, loaded), config, facts)
