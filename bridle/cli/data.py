@@ -52,21 +52,13 @@ def data_check(
 
     if path.is_dir() and tell_layout(path) == "shards":
         if write_manifest is not None:
-            raise UsageError(
-                "--write-manifest: the files inside shards cannot be listed; check the folder they are of."
-            )
+            raise UsageError("--write-manifest: files inside shards cannot be listed; check the folder they are of.")
         show_shard_check(path, out=out, workers=processes(workers), strict=strict)
         return
+    count = processes(workers)
     with counting("checked", "files") as tell:
         report = check_folder(
-            path,
-            kind=kind,
-            rate=rate,
-            shortest=shortest,
-            frames=frames,
-            workers=processes(workers),
-            out=out,
-            tell=tell,
+            path, kind=kind, rate=rate, shortest=shortest, frames=frames, workers=count, out=out, tell=tell
         )
     if (table := findings_table(report)) is not None:
         screen().print(table)

@@ -134,8 +134,7 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         if finished or progress.step % run.config.runtime.compare_every == 0:
             require_equal(run.nets.state(), where=f"{phase.key} step {progress.step}")
         due = progress.step % run.config.runtime.checkpoint_every == 0
-        # One process sees its signal at once; several act on what they agreed on in the step.
-        stop = update.stop if distributed.is_active() else run.stop.received is not None
+        stop = update.stop if distributed.is_active() else run.stop.received is not None  # alone: seen at once
         if not finished and (due or stop):
             save()
             run.leave(f"saved at step {progress.step} of {phase.key}.")
