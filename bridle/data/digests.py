@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from bridle import distributed
 from bridle.data.arrays.memory import TensorSource
+from bridle.data.file_source import FileSource
+from bridle.data.shards.tar_member import TarMember
 from bridle.data.sources import Source, Splits
 from bridle.data.subset import Subset
 from bridle.files import stamp
@@ -52,22 +54,13 @@ def data_digest(source: Source) -> str | None:
     if isinstance(source, TensorSource):
         digest.update(content_digest({"x": source.x[indices].numpy()}).encode())
         return digest.hexdigest()
-    places: Sequence[object] | None = getattr(source, "paths", None)
-    if places is None:  # somebody's Dataset
+    if not isinstance(source, FileSource):  # somebody's Dataset
         return None
-    spans: Sequence[object] | None = getattr(source, "spans", None)
     stamps: dict[Path, tuple[int, int]] = {}
     for i in indices:
-        file = _file_of(places[i])
-        if file is None:
-            return None
+        location = source.paths[i]
+        file = location.shard if isinstance(location, TarMember) else location
         if file not in stamps:
             stamps[file] = stamp(file)
-        digest.update(f"{places[i]!r} {None if spans is None else spans[i]} {stamps[file]}\n".encode())
+        digest.update(f"{location!r} {None if source.spans is None else source.spans[i]} {stamps[file]}\n".encode())
     return digest.hexdigest()
-
-
-def _file_of(place: object) -> Path | None:
-    """The file that holds an item: itself, or the shard it lies in."""
-    file = place if isinstance(place, Path) else getattr(place, "shard", None)
-    return file if isinstance(file, Path) else None

@@ -93,15 +93,9 @@ _records: dict[str, Modality] = {}  # those that were loaded or registered, by n
 def register_modality(modality: Modality) -> None:
     """Make a modality known: its name as data.source, its section in configs, its files in every command.
 
-    Registering a name again replaces the record; names of modalities inside the package cannot be taken.
+    Registering a name again replaces the record; names of modalities inside the package cannot be taken. UsageError for
+    a record that could not work.
     """
-    require_usable(modality)
-    add_source(modality.name, section=modality.section)
-    _records[modality.name] = modality
-
-
-def require_usable(modality: Modality) -> None:
-    """UsageError for a record that could not work."""
     name = quoted(modality.name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", modality.name):
         raise UsageError(f"modality {name}: a name is made of small letters, digits and _, like ecg.")
@@ -110,6 +104,8 @@ def require_usable(modality: Modality) -> None:
         raise UsageError(f"modality {name}: {quoted(wrong[0])} is not an ending in lower case with its dot, like .ecg.")
     if modality.open_embedded is None and (modality.open_files is None or not modality.extensions):
         raise UsageError(f"modality {name}: give open_files and extensions, or open_embedded for data without files.")
+    add_source(modality.name, section=modality.section)
+    _records[modality.name] = modality
 
 
 def find_modality(source: str) -> Modality:

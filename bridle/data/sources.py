@@ -25,9 +25,7 @@ class Sample(NamedTuple):
     """One loaded sample."""
 
     x: Tensor  # (C, *input) float32, before normalisation
-    label: int | Tensor | None = (
-        None  # a class, or the share (K,) float32 of every class: several labels, mixed samples
-    )
+    label: int | Tensor | None = None  # a class, or the share (K,) of every class: several labels, mixed samples
     valid: Tensor | None = None  # (T,) bool; False where a token is padding; None means all tokens are real
 
 

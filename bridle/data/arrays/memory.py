@@ -94,22 +94,22 @@ class DatasetSource:
         x = parts[0] if parts else None
         if isinstance(x, np.ndarray) and x.dtype.kind in "iufb":
             x = torch.from_numpy(np.array(x))  # a copy, because torch takes neither reversed nor read-only arrays
+        wanted = list(self.shape)
         if not isinstance(x, Tensor):
-            raise DataError(
-                f"{self.describe(index)} is a {type(item).__name__} holding {type(x).__name__}; expected a tensor of "
-                f"shape {list(self.shape)} or a pair (tensor, label)."
+            wrong = (
+                f"is a {type(item).__name__} holding {type(x).__name__}; expected a tensor of shape {wanted} or a pair"
             )
-        if tuple(x.shape) != self.shape:
-            raise DataError(
-                f"{self.describe(index)} has shape {list(x.shape)}; expected {list(self.shape)} (channels, *input). "
-                "Resize in the dataset, or set geometry to fit."
+            wrong += " (tensor, label)."
+        elif list(x.shape) != wanted:
+            wrong = (
+                f"has shape {list(x.shape)}; expected {wanted} (channels, *input). Resize it, or set geometry to fit."
             )
-        if not x.is_floating_point():
-            raise DataError(
-                f"{self.describe(index)} has dtype {x.dtype}; expected floating point, for example x.float() / 255."
-            )
-        label = self.labels[index] if self.labels is not None else whole_number(parts[1] if len(parts) > 1 else None)
-        return Sample(x=x.detach().to("cpu", torch.float32), label=label)
+        elif not x.is_floating_point():
+            wrong = f"has dtype {x.dtype}; expected floating point, for example x.float() / 255."
+        else:
+            own = self.labels[index] if self.labels is not None else whole_number(parts[1] if len(parts) > 1 else None)
+            return Sample(x=x.detach().to("cpu", torch.float32), label=own)
+        raise DataError(f"{self.describe(index)} {wrong}")
 
 
 def whole_number(value: object) -> int | None:
@@ -129,16 +129,16 @@ def known_labels(dataset: object) -> list[int] | None:
     for name in ("targets", "labels"):
         found = getattr(dataset, name, None)
         if isinstance(found, (Sequence, Tensor, np.ndarray)) and len(found) == len(dataset):  # type: ignore[arg-type]
-            labels = [whole_number(value) for value in found]
-            if all(label is not None for label in labels):
-                return [label for label in labels if label is not None]
+            labels = [label for label in map(whole_number, found) if label is not None]
+            if len(labels) == len(found):
+                return labels
     return None
 
 
 def known_classes(dataset: object) -> list[str] | None:
     """The names a dataset publishes as `classes`, also through torch's Subset; None if it has none."""
-    if isinstance(dataset, Subset):
-        return known_classes(dataset.dataset)
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
     found = getattr(dataset, "classes", None)
     return [str(name) for name in found] if isinstance(found, (list, tuple)) else None
 

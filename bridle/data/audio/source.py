@@ -77,8 +77,10 @@ class Recordings(FileSource):
         return self._sample(index, self._striped(features, generator))
 
     def load_view(self, index: int, view: int) -> Sample:
-        start_at = centre if self.views == 1 else partial(spread_start, view=view, views=self.views)
-        return self._sample(index, self._features(index, start_at))
+        if self.views == 1:
+            return self._sample(index, self._features(index, centre))
+        # View 0 begins at the start, the last one ends at the end.
+        return self._sample(index, self._features(index, lambda spare: round(view * spare / (self.views - 1))))
 
     def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
         """share·item + (1 − share)·other as waveforms, augmented; a shorter one ends in silence."""
@@ -242,11 +244,6 @@ class Shape:
 
 def centre(spare: int) -> int:
     return spare // 2
-
-
-def spread_start(spare: int, *, view: int, views: int) -> int:
-    """View 0 begins at the start, the last one ends at the end."""
-    return round(view * spare / (views - 1))
 
 
 def trimmed(wave: Tensor, *, least: int) -> Tensor:

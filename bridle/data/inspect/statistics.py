@@ -76,9 +76,7 @@ def guess_modality(path: Path) -> Modality:
     others = 0
     if path.is_file():
         if path.suffix.lower() not in MANIFESTS:
-            raise UsageError(
-                f"{quoted(path)} is one file; give a folder of them or a manifest ({' '.join(MANIFESTS)})."
-            )
+            raise UsageError(f"{quoted(path)} is one file; give a folder, or a manifest ({' '.join(MANIFESTS)}).")
         names = [file.name for file in find_media(path)]
     else:
         folder, endings = existing_folder(str(path)), all_extensions(file_modalities())
@@ -110,10 +108,8 @@ def measure_data(
     config: Config, *, limit: int = 2048, workers: int = 0, tell: Callable[[int, int], None] | None = None
 ) -> Statistics:
     """Open the data of a config and measure it over up to `limit` train items."""
-    plain = {
-        "augment": AugmentConfig(),
-        "data": config.data.model_copy(update={"cache_mb": 0}),
-    }  # each item is read once
+    # Each item is read once.
+    plain = {"augment": AugmentConfig(), "data": config.data.model_copy(update={"cache_mb": 0})}
     splits = open_data(config.model_copy(update=plain))
     source, root, modality = splits.train, config.data.root, modality_of(config)
     moments = measure(source, limit=limit, workers=workers, grid=config.geometry.build().grid, tell=tell)

@@ -96,16 +96,6 @@ class Inputs(NamedTuple):
     items: Items
     notes: tuple[str, ...] = ()  # what a user should hear about how they were found
 
-    @property
-    def paths(self) -> list[Path]:
-        """For work on whole files alone."""
-        for item in self.items:
-            if not isinstance(item.location, Path) or item.span != WHOLE:
-                raise UsageError(
-                    f"{quoted(item.name)} is not a whole file, which is needed here; give files or folders."
-                )
-        return [Path(item.path) for item in self.items]
-
 
 def find_inputs(named: Sequence[str], *, reader: Reader, stdin: IO[bytes] | None) -> Inputs:
     """The items behind the words of a command line.

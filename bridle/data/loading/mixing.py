@@ -100,15 +100,11 @@ class Mixed(SourceView):
         return class_shares([label], len(self.classes))
 
 
-class Pasted(NamedTuple):
-    """The result of a paste."""
+def paste_box(x: Tensor, other: Tensor, *, share: float, generator: torch.Generator) -> tuple[Tensor, float]:
+    """`x` with a box of `other` that covers about 1 − share of the last two axes (of the only one, if there is one).
 
-    x: Tensor  # (C, *input)
-    share: float  # of the area that is still the first sample's
-
-
-def paste_box(x: Tensor, other: Tensor, *, share: float, generator: torch.Generator) -> Pasted:
-    """`x` with a box of `other` that covers about 1 − share of the last two axes (of the only one, if there is one)."""
+    Returns it, and the share of the area that is still the first sample's.
+    """
     sides = x.shape[1:][-2:]
     box = [round(side * (1 - share) ** (1 / len(sides))) for side in sides]
     starts = [int(torch.randint(side - b + 1, (), generator=generator)) for side, b in zip(sides, box, strict=True)]
@@ -116,4 +112,4 @@ def paste_box(x: Tensor, other: Tensor, *, share: float, generator: torch.Genera
     where = tuple([slice(None)] * (x.dim() - len(sides)) + inside)
     pasted = x.clone()
     pasted[where] = other[where]
-    return Pasted(pasted, 1 - prod(box) / prod(sides))
+    return pasted, 1 - prod(box) / prod(sides)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.data.loading.loader import load_checked, reads_files
+from bridle.data.loading.loader import reads_files, sample_or_error
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import map_in_order, note_unprotected
 from bridle.data.sources import Source
@@ -81,10 +81,9 @@ class Spread(NamedTuple):
 
 def spread(source: Source, grid: Sequence[int] | None, index: int) -> Spread | DataError:
     """The moments of sample `index`, or why it cannot be used."""
-    try:
-        sample = load_checked(source, index, None)
-    except DataError as error:
-        return error
+    sample = sample_or_error(source, index)
+    if isinstance(sample, DataError):
+        return sample
     x = sample.x.flatten(1).double()  # (C, values)
     if sample.valid is not None and grid is not None and sample.valid.any():
         x = x[:, real_values(sample.valid, sample.x.shape[1:], grid)]

@@ -115,13 +115,8 @@ def shared_memory() -> mmap.mmap | None:
 living: WeakSet[WorkerProcess] = WeakSet()
 
 
-def close_all() -> None:
-    for one in list(living):
-        one.close()
-
-
 # After multiprocessing's own exit hook was registered, so it runs before: that one would wait for processes to end.
-atexit.register(close_all)
+atexit.register(lambda: [one.close() for one in list(living)])
 
 
 def pickled(function: Callable[[Any], Any]) -> bytes:
@@ -171,12 +166,9 @@ def prepare(slot: watchdog.Slot, limits: watchdog.Limits, blocked: dict[int, str
     watchdog.blocklist.update(blocked)
     torch.set_num_threads(1)
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _ignore)  # not SIG_IGN, which programs started from here would inherit
+        # The main process decides when to stop. Not SIG_IGN, which programs started from here would inherit.
+        signal.signal(number, lambda signum, frame: None)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _ignore(signum: int, frame: object) -> None:
-    """The main process decides when to stop."""
 
 
 def _end_with_parent() -> None:

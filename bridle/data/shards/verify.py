@@ -37,14 +37,6 @@ class ShardCheck(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Look(NamedTuple):
-    """What one shard turned out to be."""
-
-    samples: int
-    faults: list[str]
-    notes: tuple[str, ...] = ()
-
-
 def check_shards(root: Path, *, workers: int = 0, tell: Tell | None = None) -> ShardCheck:
     """Read every shard of a folder once, from end to end where its checksum is known, else its headers."""
     files = split_shards(root)
@@ -54,36 +46,37 @@ def check_shards(root: Path, *, workers: int = 0, tell: Tell | None = None) -> S
     every = sorted({*names, *stated})
     faults: list[Fault] = []
     samples, notes = 0, list(files.notes)
-    looks = map_in_order(partial(look_at, root, stated), every, workers=workers, records=(Look,))
-    for done, (name, look) in enumerate(zip(every, looks, strict=True), start=1):
-        samples += look.samples
-        notes += look.notes
-        faults += (Fault(name, fault) for fault in look.faults)
+    looks = map_in_order(partial(look_at, root, stated), every, workers=workers)
+    for done, (name, (count, wrong, said)) in enumerate(zip(every, looks, strict=True), start=1):
+        samples += count
+        notes += said
+        faults += (Fault(name, fault) for fault in wrong)
         if facts is not None and name not in stated:
             faults.append(Fault(name, f"it is not listed in {MANIFEST}"))
         if tell is not None:
             tell(done, len(every))
-    if (wrong := index_fault(root, expected=facts is not None)) is not None:
-        faults.append(Fault(f"{INDEX}/{FACTS}", wrong))
+    if (damaged := index_fault(root, expected=facts is not None)) is not None:
+        faults.append(Fault(f"{INDEX}/{FACTS}", damaged))
     return ShardCheck(len(every), samples, facts is not None, faults, tuple(notes))
 
 
-def look_at(root: Path, stated: dict[str, dict[str, Any]], name: str) -> Look:
-    """One shard, in a worker."""
+def look_at(root: Path, stated: dict[str, dict[str, Any]], name: str) -> tuple[int, list[str], list[str]]:
+    """Samples, faults and notes of one shard, in a worker."""
     if name not in stated:
         contents = scan_shard(root / name, extensions=all_extensions(file_modalities()))
         if isinstance(contents, DataError):
-            return Look(0, [str(contents)])
-        return Look(len(contents.samples), list(contents.damage), contents.notes)
-    row = stated[name]
+            return 0, [str(contents)], []
+        return len(contents.samples), list(contents.damage), list(contents.notes)
+    row, faults = stated[name], []
     try:
         size = (root / name).stat().st_size
         if size != row["bytes"]:
-            return Look(row["samples"], [f"it has {size} bytes instead of {row['bytes']}"])
-        found = sha256_of(root / name)
+            faults = [f"it has {size} bytes instead of {row['bytes']}"]
+        elif (found := sha256_of(root / name)) != row["sha256"]:
+            faults = [f"its content changed: SHA-256 is {found}"]
     except OSError as error:
-        return Look(row["samples"], [f"it cannot be read: {error.strerror or error}"])
-    return Look(row["samples"], [] if found == row["sha256"] else [f"its content changed: SHA-256 is {found}"])
+        faults = [f"it cannot be read: {error.strerror or error}"]
+    return row["samples"], faults, []
 
 
 def index_fault(root: Path, *, expected: bool) -> str | None:
