@@ -52,11 +52,6 @@ def top_k_hits(scores: Array, y: Array, k: int = 1) -> Array:
     return hits
 
 
-def top_k_accuracy(scores: Array, y: Array, k: int = 1) -> float:
-    """Share of items whose true class is among the k best."""
-    return float(top_k_hits(scores, y, k).mean())
-
-
 def balanced_accuracy(predicted: Array, y: Array) -> float:
     """Accuracy averaged over the classes that occur in y (N,)."""
     classes, own = np.unique(y, return_inverse=True)
@@ -138,19 +133,9 @@ class _Sums(NamedTuple):
     positives_after: Array
 
 
-def average_precision(scores: Array, truth: Array) -> Array:
-    """(K,) average precision of each class; NaN for a class without a positive item."""
-    return Ranking(scores, truth).average_precision()
-
-
 def mean_average_precision(scores: Array, truth: Array) -> float:
     """mAP over the classes with at least one positive item (scikit-learn would count the others as zero)."""
-    return mean_of_known(average_precision(scores, truth))
-
-
-def mean_auc(scores: Array, truth: Array) -> float:
-    """AUC averaged over the classes that some items have and some have not."""
-    return mean_of_known(Ranking(scores, truth).auc())
+    return mean_of_known(Ranking(scores, truth).average_precision())
 
 
 def d_prime(auc: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,16 +61,15 @@ class RunSummary(NamedTuple):
 def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
     """Read a run directory; parts that are missing are empty. `results` names the file with the evaluations."""
     folder = Path(path)
-    if not folder.is_dir():
-        raise UsageError(f"{quoted(folder)} is not a directory; give the directory that `bridle pretrain --out` wrote.")
-    if not RunFolder(folder).exists() and not any(
-        (folder / name).is_file() for name in ("metrics.jsonl", "results.json")
-    ):
+    if not any((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl", "results.json")):
+        problem = "is not a run: it has neither config.yaml nor metrics.jsonl nor results.json"
         raise UsageError(
-            f"{quoted(folder)} is not a run: it has neither config.yaml nor metrics.jsonl nor results.json; "
+            f"{quoted(folder)} {problem if folder.is_dir() else 'is not a directory'}; "
             "give the directory that `bridle pretrain --out` wrote."
         )
-    notes: list[str] = []
+    notes, settings = list[str](), None
+    with suppress(BridleError):
+        settings = RunFolder(folder).config()
     found, name = _read_results(folder / results, notes), folder.resolve().name
     return RunSummary(
         name=found.name or name,
@@ -84,15 +84,8 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
         notes=tuple(notes),
         folder=name,
-        settings=_read_config(folder),
+        settings=settings,
     )
-
-
-def _read_config(folder: Path) -> Config | None:
-    try:
-        return RunFolder(folder).config()
-    except BridleError:
-        return None
 
 
 def _read_further(folder: Path, notes: list[str]) -> list[Measured]:
@@ -119,37 +112,31 @@ def _read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
-def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
-    text = _read_text(path)
-    if not text:
-        return {}
+def _object(text: str) -> dict[str, Any] | None:
+    """A JSON object; None if the text is something else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
+    text = _read_text(path)
+    found = _object(text)
+    if text and found is None:
         notes.append(f"{path.name} could not be read: it is not a JSON object.")
-        return {}
-    return found
+    return found or {}
 
 
 def _read_rows(path: Path, notes: list[str]) -> list[Row]:
-    lines = _read_text(path).split("\n")
-    rows, broken = list[Row](), []
-    for number_, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        elif number_ < len(lines):  # a last line without its newline is still being written
-            broken.append(number_)
+    *lines, last = _read_text(path).split("\n")
+    rows = [_object(line) for line in lines]
+    broken = [n for n, (line, row) in enumerate(zip(lines, rows, strict=True), start=1) if line.strip() and row is None]
     if broken:
         notes.append(f"{path.name}: {len(broken)} lines could not be read, the first is line {broken[0]}.")
-    return rows
+    # A last line without its newline is still being written: it may or may not be whole.
+    return [row for row in (*rows, _object(last)) if row is not None]
 
 
 # Values of rows that others wrote, and how numbers are written; what is missing or not finite is a dash.
@@ -170,17 +157,6 @@ def whole(value: object) -> int:
 def items(value: object) -> list[Any]:
     """The items of a list, or none."""
     return list(value) if isinstance(value, list | tuple) else []
-
-
-def item(value: object, index: int) -> Any:
-    """One item of a list, or None."""
-    found = items(value)
-    return found[index] if index < len(found) else None
-
-
-def mapping(value: object) -> dict[str, Any]:
-    """An object, or an empty one."""
-    return value if isinstance(value, dict) else {}
 
 
 def percent(value: object, digits: int = 1) -> str:

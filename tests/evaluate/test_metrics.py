@@ -5,16 +5,14 @@ import pytest
 
 from bridle.evaluate.metrics import (
     Ranking,
-    average_precision,
     balanced_accuracy,
     best_class,
     bootstrap_interval,
     bootstrap_rankings,
     d_prime,
-    mean_auc,
     mean_average_precision,
     mean_of_known,
-    top_k_accuracy,
+    top_k_hits,
 )
 from bridle.seeding import generator
 
@@ -22,13 +20,13 @@ from bridle.seeding import generator
 def test_top_k_counts_the_true_class_among_the_k_best() -> None:
     scores = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
     y = np.array([0, 1, 2])
-    assert [top_k_accuracy(scores, y, k) for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert [top_k_hits(scores, y, k).mean() for k in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 def test_the_best_class_of_equal_scores_is_the_one_that_counts_as_a_hit() -> None:
     scores = np.zeros((3, 3))
     assert best_class(scores).tolist() == [2, 2, 2]
-    assert top_k_accuracy(scores, np.array([0, 1, 2])) == pytest.approx(1 / 3)
+    assert top_k_hits(scores, np.array([0, 1, 2])).mean() == pytest.approx(1 / 3)
 
 
 def test_balanced_accuracy_weighs_a_rare_class_like_a_common_one() -> None:
@@ -39,7 +37,7 @@ def test_balanced_accuracy_weighs_a_rare_class_like_a_common_one() -> None:
 def test_average_precision_of_a_hand_worked_ranking() -> None:
     scores = np.array([[0.9], [0.8], [0.7], [0.6]])
     truth = np.array([[1], [0], [1], [0]])
-    assert average_precision(scores, truth)[0] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
+    assert Ranking(scores, truth).average_precision()[0] == pytest.approx(0.5 * 1 + 0.5 * 2 / 3)
 
 
 def test_a_class_without_positives_is_left_out_of_the_mean() -> None:
@@ -59,7 +57,9 @@ def test_the_bootstrap_interval_is_as_wide_as_the_binomial_says() -> None:
 def test_the_auc_of_a_hand_worked_ranking_counts_ties_half() -> None:
     scores = np.array([[3.0], [2.0], [2.0], [1.0]])
     truth = np.array([[1], [1], [0], [0]])
-    assert mean_auc(scores, truth) == pytest.approx((1 + 1 + 0.5 + 1) / 4)  # four pairs, one of them a tie
+    assert mean_of_known(Ranking(scores, truth).auc()) == pytest.approx(
+        (1 + 1 + 0.5 + 1) / 4
+    )  # four pairs, one of them a tie
 
 
 def test_d_prime_of_chance_is_zero_and_of_perfection_infinite() -> None:

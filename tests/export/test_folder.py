@@ -24,7 +24,7 @@ from bridle.data.embedded.sets import DigitReader, digits
 from bridle.errors import CheckpointError, ConfigError, UsageError
 from bridle.evaluate.codebooks.command import examine_run
 from bridle.evaluate.finetune import find_start
-from bridle.evaluate.probe_command import _configs, probe_run
+from bridle.evaluate.probe_command import probe_configs, probe_run
 from bridle.export.card import plain
 from bridle.export.folder import write_folder
 from bridle.export.hub import find_model, folder_to_work_in, released_names
@@ -184,10 +184,10 @@ def test_a_probe_of_an_export_does_not_mind_where_its_encoder_began(model: Model
     encoder = model.config.encoder.model_copy(update={"weights": str(tmp_path / "gone.safetensors")})
     trained = model.trained()._replace(config=model.config.model_copy(update={"encoder": encoder}))
     write_folder(tmp_path / "e", trained)
-    settings, tuned = _configs(tmp_path / "e", ["probe.items=20"])
+    settings, tuned = probe_configs(tmp_path / "e", ["probe.items=20"])
     assert (settings.encoder.weights, tuned.probe.items) == ("gone.safetensors", 20)
     with pytest.raises(ConfigError, match=r"encoder\.weights"):
-        _configs(tmp_path / "e", ["encoder.weights=other.safetensors"])
+        probe_configs(tmp_path / "e", ["encoder.weights=other.safetensors"])
 
 
 def test_weights_that_were_loaded_in_half_precision_are_stored_as_the_card_says(folder: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.heads.logistic import fit_quality, one_column_each
+from bridle.evaluate.heads.logistic import as_scores, fit_quality, one_column_each
 from bridle.evaluate.heads.sgd import sum_of_losses
 from bridle.seeding import generator
 
@@ -34,32 +34,27 @@ WEIGHT_DECAYS = (0.01, 0.1, 1.0)
 QUERY_STD = 0.02
 
 
-class AttentiveClassifier(NamedTuple):
-    """A fitted attentive probe."""
-
-    classes: Array  # (K,) labels of the columns
-    mean: Tensor  # (D,) of the training tokens
-    scale: Tensor  # (D,)
-    query: Tensor  # (Q, D)
-    weight: Tensor  # (Q·D, K)
-    bias: Tensor  # (K,)
-    multilabel: bool
-    setting: dict[str, float | bool]
-
-    def scores(self, items: Features) -> Array:
-        """(N, K): log-probabilities where classes exclude one another, else logits."""
-        heads = _Heads(self.query[None], self.weight[None], self.bias[None])
-        logits = _all_logits(items, heads, self.mean, self.scale)[0]
-        found: Array = (logits if self.multilabel else logits.log_softmax(dim=1)).numpy()
-        return found
-
-
 class _Heads(NamedTuple):
     """S attentive heads."""
 
     query: Tensor  # (S, Q, D)
     weight: Tensor  # (S, Q·D, K)
     bias: Tensor  # (S, K)
+
+
+class AttentiveClassifier(NamedTuple):
+    """A fitted attentive probe."""
+
+    classes: Array  # (K,) labels of the columns
+    mean: Tensor  # (D,) of the training tokens
+    scale: Tensor  # (D,)
+    heads: _Heads  # a single one
+    exclusive: bool
+    setting: dict[str, float | bool]
+
+    def scores(self, items: Features) -> Array:
+        """(N, K): log-probabilities where classes exclude one another, else logits."""
+        return as_scores(_all_logits(items, self.heads, self.mean, self.scale)[0], exclusive=self.exclusive)
 
 
 def fit_attentive(train: Features, held: Array, *, seed: int) -> AttentiveClassifier:
@@ -75,8 +70,8 @@ def fit_attentive(train: Features, held: Array, *, seed: int) -> AttentiveClassi
         quality = [fit_quality(own.numpy(), train.y[held], classes) for own in logits]
         # Ties go to the stronger decay.
         decay = max(zip(quality, WEIGHT_DECAYS, strict=True))[1]
-    query, weight, bias = (part[0] for part in _learn(train, y, mean, scale, [decay], seed))
-    return AttentiveClassifier(classes, mean, scale, query, weight, bias, train.multilabel, {"weight_decay": decay})
+    heads = _learn(train, y, mean, scale, [decay], seed)
+    return AttentiveClassifier(classes, mean, scale, heads, not train.multilabel, {"weight_decay": decay})
 
 
 def _learn(items: Features, y: Tensor, mean: Tensor, scale: Tensor, decays: Sequence[float], seed: int) -> _Heads:

@@ -28,9 +28,7 @@ from bridle.evaluate.metrics import best_class, mean_average_precision
 
 STRENGTHS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
 MAX_ITERATIONS = 300  # of L-BFGS per fit; a usual fit needs under 100
-TOLERANCE = (
-    1e-9  # in nats per item, of the change of the objective between two steps; then it has no digit left to move
-)
+TOLERANCE = 1e-9  # nats per item, of the objective's change between two steps; then it has no digit left to move
 CHOOSING = 1e-5  # the same while a strength is chosen: its answers on held-back items move no more
 KEPT_AXES = 1e-10  # principal axes with less than this share of the largest eigenvalue tell nothing
 SMALLEST_CURVATURE = 1e-4  # of a_k: where all answers are certain the model of the Hessian must not vanish
@@ -39,20 +37,20 @@ Moments = tuple[Tensor, Tensor]  # mean and deviation (D,), float64
 
 
 class LinearClassifier(NamedTuple):
-    """A fitted classifier: scores = (x − mean)/scale · weight + bias, as log-probabilities where classes exclude."""
+    """A fitted classifier: scores = (x − mean)/scale · weight + bias, computed in the precision of the weight."""
 
     classes: Array  # (K,) labels of the columns
-    mean: Tensor  # (D,) float64, as the rest
+    mean: Tensor  # (D,)
     scale: Tensor  # (D,)
     weight: Tensor  # (D, K)
     bias: Tensor  # (K,)
-    multilabel: bool  # may an item have several labels?
+    exclusive: bool  # does every item have one label?
     setting: dict[str, float | bool]  # what was chosen, and whether the fit ended before its iteration limit
 
     def scores(self, items: Features) -> Array:
-        """(N, K)."""
-        x = (torch.from_numpy(items.x).double() - self.mean) / self.scale
-        return _scores(x @ self.weight + self.bias, multilabel=self.multilabel)
+        """(N, K): log-probabilities where classes exclude one another, else logits."""
+        x = (torch.from_numpy(items.x).to(self.weight.dtype) - self.mean) / self.scale
+        return as_scores(x @ self.weight + self.bias, exclusive=self.exclusive)
 
 
 class _Rotated(NamedTuple):
@@ -87,22 +85,14 @@ def fit_logistic(
     strength, near = path[len(path) // 2], None
     parts = [part for part in np.atleast_2d(held) if _can_choose(train.y, part)]
     if parts and len(path) > 1:
-        tried: list[_Solved] = []
-        quality: list[float] = []
-        fits = [
-            _solve_along(
-                rotated, targets, path, rows=torch.from_numpy(~part), multilabel=train.multilabel, tolerance=CHOOSING
-            )
-            for part in parts
-        ]
+        tried, quality = list[_Solved](), list[float]()
+        rest = [torch.from_numpy(~part) for part in parts]
+        fits = [_solve_along(rotated, targets, path, rows, train.multilabel, tolerance=CHOOSING) for rows in rest]
         for found in zip(*fits, strict=True):
-            each = [
-                fit_quality(
-                    _scores(rotated.x[torch.from_numpy(part)] @ own.weight + own.bias, multilabel=train.multilabel),
-                    *(train.y[part], classes),
-                )
-                for part, own in zip(parts, found, strict=True)
-            ]
+            each = []
+            for part, own in zip(parts, found, strict=True):
+                logits = rotated.x[torch.from_numpy(part)] @ own.weight + own.bias
+                each.append(fit_quality(as_scores(logits, exclusive=not train.multilabel), train.y[part], classes))
             tried.append(found[0])
             quality.append(float(np.average(each, weights=[part.sum() for part in parts])))
             if max(quality[-2:]) < max(quality) or quality[-1] < max(quality) - 0.01:
@@ -110,10 +100,10 @@ def fit_logistic(
         best = int(np.argmax(quality))
         strength, near = path[best], tried[best]
     # What was found without the validation items is close to what all items ask for.
-    (final,) = _solve_along(rotated, targets, [strength], rows=slice(None), multilabel=train.multilabel, start=near)
+    (final,) = _solve_along(rotated, targets, [strength], slice(None), train.multilabel, start=near)
     weight = rotated.axes @ final.weight  # (R, K) -> (D, K)
     setting: dict[str, float | bool] = {"strength": float(strength), "converged": final.converged}
-    return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, train.multilabel, setting)
+    return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, not train.multilabel, setting)
 
 
 def _can_choose(y: Array, part: Array) -> bool:
@@ -139,8 +129,9 @@ def one_column_each(items: Features) -> tuple[Array, Tensor]:
     return classes, torch.nn.functional.one_hot(torch.from_numpy(place), len(classes)).double()
 
 
-def _scores(logits: Tensor, *, multilabel: bool) -> Array:
-    found: Array = (logits if multilabel else logits.log_softmax(dim=1)).numpy()
+def as_scores(logits: Tensor, *, exclusive: bool) -> Array:
+    """(N, K): log-probabilities where classes exclude one another, else the logits."""
+    found: Array = (logits.log_softmax(dim=1) if exclusive else logits).numpy()
     return found
 
 
@@ -170,9 +161,9 @@ def _solve_along(
     rotated: _Rotated,
     targets: Tensor,
     strengths: Sequence[float],
-    *,
     rows: Tensor | slice,
     multilabel: bool,
+    *,
     start: _Solved | None = None,
     tolerance: float = TOLERANCE,
 ) -> Iterator[_Solved]:

@@ -24,7 +24,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from bridle.config.training_schema import ProbeConfig
 from bridle.errors import ConfigError, NonFiniteError
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.heads.logistic import fit_quality, one_column_each
+from bridle.evaluate.heads.logistic import LinearClassifier, fit_quality, one_column_each
 from bridle.seeding import generator
 from bridle.train.optim import learning_rate
 
@@ -37,24 +37,6 @@ LEARNING_RATES = {
 }
 
 Loss = Literal["ce", "bce"]
-
-
-class TrainedHead(NamedTuple):
-    """A learned head: scores = (x − mean)/scale · weight + bias."""
-
-    classes: Array  # (K,) labels of the columns
-    mean: Tensor  # (D,) running statistics of the batch norm; 0 and 1 without one
-    scale: Tensor  # (D,)
-    weight: Tensor  # (D, K)
-    bias: Tensor  # (K,)
-    exclusive: bool  # trained with CE?
-    setting: dict[str, float | bool]
-
-    def scores(self, items: Features) -> Array:
-        """(N, K): log-probabilities where classes exclude one another, else logits."""
-        logits = ((torch.from_numpy(items.x) - self.mean) / self.scale) @ self.weight + self.bias
-        found: Array = (logits.log_softmax(dim=1) if self.exclusive else logits).numpy()
-        return found
 
 
 class _Heads(NamedTuple):
@@ -71,29 +53,23 @@ class _Heads(NamedTuple):
 
 
 def fit_head(
-    train: Features,
-    held: Array,
-    *,
-    settings: ProbeConfig,
-    seed: int,
-    device: torch.device | str = "cpu",
-) -> TrainedHead:
+    train: Features, held: Array, *, settings: ProbeConfig, seed: int, device: torch.device | str = "cpu"
+) -> LinearClassifier:
     """Learn from all training items, at the given learning rate or the best on the `held` (N,) part of them.
 
     Ties go to the lower rate.
     """
     assert settings.head != "logistic"
-    loss = settings.loss
-    if train.multilabel and loss == "ce":
+    if train.multilabel and settings.loss == "ce":
         raise ConfigError("probe.loss: 'ce' needs one label per item, but some have several; use 'bce' or 'auto'.")
-    kind: Loss = ("bce" if train.multilabel else "ce") if loss == "auto" else loss
+    loss: Loss = ("bce" if train.multilabel else "ce") if settings.loss == "auto" else settings.loss
     held = np.atleast_2d(held)[0]  # of several parts one will do
     classes, targets = one_column_each(train)
     y, rates = targets.float(), LEARNING_RATES[settings.head]
 
     def learn(rows: Array, rates: Sequence[float]) -> _Heads:
         x, own = train.x[rows], y[torch.from_numpy(rows)]
-        return _learn(x, own, rates, settings=settings, loss=kind, seed=seed, device=device)
+        return _learn(x, own, rates, settings=settings, loss=loss, seed=seed, device=device)
 
     rate = settings.learning_rate or rates[len(rates) // 2]
     if held.any() and settings.learning_rate is None:
@@ -104,7 +80,7 @@ def fit_head(
     if not bool(torch.isfinite(heads.weight).all()):
         raise NonFiniteError(f"the {settings.head} head diverged at learning rate {rate:g}; use probe.head=logistic.")
     weight, bias = heads.weight[0], heads.bias[0]
-    return TrainedHead(classes, heads.mean, heads.scale, weight, bias, kind == "ce", {"learning_rate": rate})
+    return LinearClassifier(classes, heads.mean, heads.scale, weight, bias, loss == "ce", {"learning_rate": rate})
 
 
 def _quality(logits: Tensor, y: Array, classes: Array) -> float:

@@ -29,7 +29,7 @@ def clouds(items: int, *, spread: float = 0.6, seed: int = 0) -> Features:
     return Features((5 + centres[y] + spread * random.normal(size=(items, 6))).astype(np.float32), y)
 
 
-def fit(train: Features, **changes: Any) -> heads_sgd.TrainedHead:
+def fit(train: Features, **changes: Any) -> heads_sgd.LinearClassifier:
     held = np.arange(len(train.y)) % 5 == 0
     seed = changes.pop("seed", 0)
     return fit_head(train, held, settings=ProbeConfig(**{"head": "sgd", "epochs": 3, **changes}), seed=seed)
@@ -40,7 +40,7 @@ def fit(train: Features, **changes: Any) -> heads_sgd.TrainedHead:
 def test_it_tells_classes_apart(optimizer: Literal["sgd", "adamw"], loss: Literal["ce", "bce"]) -> None:
     train, test = clouds(200), clouds(200, seed=1)
 
-    def method(items: Features, held: np.ndarray) -> heads_sgd.TrainedHead:
+    def method(items: Features, held: np.ndarray) -> heads_sgd.LinearClassifier:
         return fit_head(items, held, settings=ProbeConfig(head=optimizer, loss=loss, epochs=3), seed=0)
 
     assert score_split(method, train, test, seed=0).accuracy > 0.8
