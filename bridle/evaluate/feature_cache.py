@@ -3,7 +3,7 @@
 RUN/cache/KEY.safetensors holds x, y and valid of one set of items. KEY names everything the numbers depend on: the
 weights, what makes features of them, and the data, by path, size and time of change of every file (or the numbers
 themselves, where they are in memory). A changed file, other weights or another pooling has another key. A file begins
-with a SHA-256 of its content; one that does not fit is told, and computed again. The folder may be deleted at any time.
+with a SHA-256 of its content; one that does not match is reported and computed again. The folder may be deleted.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class FeatureCache:
             return None
         try:
             with safe_open(path, framework="np") as file:
-                told = (file.metadata() or {}).get("sha256")
+                stored = (file.metadata() or {}).get("sha256")
                 parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            if told == content_digest(parts) and {"x", "y"} <= set(parts):
+            if stored == content_digest(parts) and {"x", "y"} <= set(parts):
                 with contextlib.suppress(OSError):  # somebody else's file: it can be read all the same
                     os.utime(path)  # used now
                 return Features(parts["x"], parts["y"], parts.get("valid"))

@@ -116,7 +116,7 @@ def finetune_run(
         config = with_measured_statistics(config)
         place = run.finetune(f"{start.name}-{protocol(config, on).digits}").path
         if distributed.done_once((place / "result.json").is_file):
-            tell_changes(place, config)
+            note_changes(place, config)
         else:
             require_even_shares(config.finetune.batch, distributed.world_size(), key="finetune.batch")
             distributed.done_once(partial(place.mkdir, parents=True, exist_ok=True))
@@ -205,14 +205,8 @@ class Job:
             model = finetune(run, iteration=self.start.iteration, loss=task.loss)
             with self.stop.leaving_at_once("the fine-tuned model is saved, its test items are not scored yet."):
                 failpoints.hit("evaluation.begin")
-                scored = score_items(
-                    model,
-                    unit.test,
-                    config=self.config,
-                    machine=self.machine,
-                    multilabel=task.multilabel,
-                    exclusive=task.loss == "ce",
-                )
+                kind = {"multilabel": task.multilabel, "exclusive": task.loss == "ce"}
+                scored = score_items(model, unit.test, config=self.config, machine=self.machine, **kind)
             failpoints.hit("evaluation.end")
             found = distributed.done_once(lambda: self.write_scores(folder, unit, scored))
             for callback in everyone:
@@ -244,7 +238,7 @@ class Job:
         return Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
 
 
-def tell_changes(place: Path, config: Config) -> None:
+def note_changes(place: Path, config: Config) -> None:
     """Say so if a finished result is of other data; hours of training are not done again unasked."""
     progress, known = ProgressLine(), distributed.done_once(lambda: read_record(Evaluation, place / "result.json").data)
     try:
@@ -259,11 +253,8 @@ def tell_changes(place: Path, config: Config) -> None:
 def training_seconds(rows: Sequence[Mapping[str, Any]], batch: int) -> float:
     """Time spent training, over all interruptions, from the log's rates."""
     before = [0, *(row["step"] for row in rows)]
-    spent = [
-        (row["step"] - last) * batch / max(row["samples_per_second"], 1e-9)
-        for row, last in zip(rows, before, strict=False)
-    ]
-    return float(sum(spent))
+    rates = [max(row["samples_per_second"], 1e-9) for row in rows]
+    return float(sum((b - a) * batch / rate for a, b, rate in zip(before, before[1:], rates, strict=False)))
 
 
 def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
@@ -277,7 +268,7 @@ def find_start(folder: Path, config: Config, iteration: int | None) -> Start:
 
 
 def find_task(splits: Splits, config: Config) -> Task:
-    """How many classes there are, whether items have multilabel, and the loss; what cannot be learnt is refused."""
+    """How many classes there are, whether items have several labels, and the loss; what cannot be learnt is refused."""
     where = config.data.manifest or config.data.root or config.data.source
     labels = [*labels_of(splits.train, where), *(labels_of(splits.test, where) if splits.test is not None else ())]
     multilabel = any(isinstance(label, tuple) for label in labels)

@@ -203,10 +203,8 @@ def verdict_text(verdict: Verdict) -> list[str]:
 
 # fine-tuning
 
-SINGLE: tuple[tuple[str, str, int], ...] = (
-    ("top5", "top-5 %", 100), ("balanced_accuracy", "balanced %", 100), ("mean_average_precision", "mAP %", 100),
-)  # fmt: skip
-MULTILABEL: tuple[tuple[str, str, int], ...] = (("mean_auc", "AUC %", 100), ("d_prime", "d′", 1))
+SINGLE = {"top-5 %": "top5", "balanced %": "balanced_accuracy", "mAP %": "mean_average_precision"}
+MULTILABEL = {"AUC %": "mean_auc", "d′": "d_prime"}
 
 
 def finetune_table(results: Results) -> Table | None:
@@ -216,10 +214,10 @@ def finetune_table(results: Results) -> Table | None:
         return None
     main = rows[0][1].name
     beside = SINGLE if main == "accuracy" else MULTILABEL
-    shown = [column for column in beside if any(getattr(scores, column[0]) is not None for _, scores in rows)]
+    shown = {head: key for head, key in beside.items() if any(getattr(scores, key) is not None for _, scores in rows)}
     table = plain_table()
     table.add_column("fine-tuned from")
-    for heading in (f"{main} %", *(heading for _, heading, _ in shown), "items", "minutes"):
+    for heading in (f"{main} %", *shown, "items", "minutes"):
         table.add_column(heading, justify="right")
     best = best_of([scores for _, scores in rows])
     for place, (entry, scores) in enumerate(rows):
@@ -227,7 +225,7 @@ def finetune_table(results: Results) -> Table | None:
         cells = [
             f"{start}, {len(scores.folds)} folds" if scores.folds else start,
             with_spread(scores),
-            *(_scaled(getattr(scores, key), scale) for key, _, scale in shown),
+            *((percent if "%" in head else decimal)(getattr(scores, key)) for head, key in shown.items()),
             f"{scores.train_items}/{scores.test_items}",
             f"{scores.seconds / 60:.1f}",
         ]
@@ -235,10 +233,6 @@ def finetune_table(results: Results) -> Table | None:
     if main == "accuracy" and rows[0][1].chance is not None:
         table.add_row("commonest class", percent(rows[0][1].chance))
     return table
-
-
-def _scaled(value: float | None, scale: float) -> str:
-    return "–" if value is None else f"{scale * value:.{1 if scale > 1 else 2}f}"
 
 
 # codebooks

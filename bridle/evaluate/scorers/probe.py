@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import torch
 
 from bridle.errors import DataError, NonFiniteError
 from bridle.evaluate.features import Array, Features, stratified, stratified_folds
@@ -31,7 +30,7 @@ from bridle.evaluate.metrics import (
 )
 from bridle.evaluate.scorers import Pair, Task
 from bridle.evaluate.significance import make_hits
-from bridle.runs.results import FoldScores, Scores
+from bridle.runs.results import Scores
 from bridle.seeding import generator
 
 VALIDATION_SHARE = 0.2  # of the training items
@@ -42,18 +41,12 @@ class Fitted(Protocol):
     """A classifier."""
 
     @property
-    def classes(self) -> Array:
-        """(K,) labels of the score columns."""
-        ...
+    def classes(self) -> Array: ...  # (K,) labels of the score columns
 
     @property
-    def setting(self) -> Mapping[str, float | bool]:
-        """What was chosen on validation items, by name."""
-        ...
+    def setting(self) -> Mapping[str, float | bool]: ...  # what was chosen on validation items, by name
 
-    def scores(self, items: Features) -> Array:
-        """(N, K); comparable between the items of one classifier."""
-        ...
+    def scores(self, items: Features) -> Array: ...  # (N, K); comparable between the items of one classifier
 
 
 Method = Callable[[Features, Array], Fitted]  # training items, and (V, N) bool: which of them are for validation
@@ -114,90 +107,74 @@ def score_pairs(method: Method, pairs: Iterable[Pair], *, seed: int) -> Scores:
 
 def summarise(parts: Sequence[Part], *, seed: int, began: float) -> Scores:
     """Scores, intervals and the spread over folds, from the classifiers' scores of the test items."""
-    source = generator(seed, "probe bootstrap")
-    if parts[0].y.ndim == 2:
-        return _labels_result(parts, source, began)
-    rows = [_class_scores(part) for part in parts]
+    multilabel = parts[0].y.ndim == 2
+    truths = [part.y if multilabel else np.eye(part.scores.shape[1])[part.y] for part in parts]
+    rankings = [Ranking(part.scores, truth) for part, truth in zip(parts, truths, strict=True)]
+    rows = [_part_scores(part, ranking) for part, ranking in zip(parts, rankings, strict=True)]
+    main, fields = ("mean_average_precision", _multilabel) if multilabel else ("accuracy", _single_label)
+    folds = [
+        {"fold": int(part.name), **row, "test_items": len(part.y), "setting": dict(part.setting)}
+        for part, row in zip(parts, rows, strict=True)
+        if len(parts) > 1
+    ]
+    return Scores.model_validate(
+        {
+            **{key: statistics.fmean(row[key] for row in rows) for key in rows[0]},
+            **fields(parts, rankings, seed),
+            "chance": statistics.fmean(part.chance for part in parts),
+            "train_items": min(part.train_items for part in parts),
+            "test_items": sum(len(part.y) for part in parts),
+            "setting": {key: _combined([part.setting[key] for part in parts]) for key in parts[0].setting},
+            "folds": folds,
+            "sd": statistics.stdev(row[main] for row in rows) if folds else None,
+            "seconds": time.perf_counter() - began,
+        }
+    )
+
+
+def _part_scores(part: Part, ranking: Ranking) -> dict[str, float]:
+    """The scores of one part that are averaged over folds."""
+    precision = {"mean_average_precision": mean_of_known(ranking.average_precision())}
+    if part.y.ndim == 2:
+        area = mean_of_known(ranking.auc())
+        return {**precision, "mean_auc": area, "d_prime": d_prime(area)}
+    hits = {"accuracy": 1, "top5": 5}
+    return {**precision, **{name: float(top_k_hits(part.scores, part.y, k=k).mean()) for name, k in hits.items()}}
+
+
+def _single_label(parts: Sequence[Part], rankings: Sequence[Ranking], seed: int) -> dict[str, Any]:
+    """The fields beside those means where every item has one label."""
     right = np.concatenate([top_k_hits(part.scores, part.y) for part in parts])
     hits = make_hits(right, [part.y for part in parts])
     answers, truth = (np.concatenate(a) for a in ([best_class(p.scores) for p in parts], [p.y for p in parts]))
-    rankings = [Ranking(part.scores, np.eye(part.scores.shape[1])[part.y]) for part in parts]
     (map_interval,) = bootstrap_rankings(rankings, [Ranking.average_precision], generator=generator(seed, "probe mAP"))
     seen = max(int(np.isfinite(part.scores).any(axis=0).sum()) for part in parts)
-    return Scores(
-        accuracy=_mean(rows, "accuracy"),
-        interval=bootstrap_interval(right, generator=source, sizes=hits.sizes),
-        top5=_mean(rows, "top5") if seen > 5 else None,
-        balanced_accuracy=balanced_accuracy(answers, truth),
-        mean_average_precision=_mean(rows, "mean_average_precision"),
-        mean_average_precision_interval=map_interval,
-        chance=statistics.fmean(part.chance for part in parts),
-        classes=seen,
-        hits=hits,
-        **_shared(parts, rows, "accuracy", began),
-    )
-
-
-def _labels_result(parts: Sequence[Part], source: torch.Generator, began: float) -> Scores:
-    rankings = [Ranking(part.scores, part.y) for part in parts]
-    rows = [_label_scores(ranking) for ranking in rankings]
-    map_interval, auc_interval = bootstrap_rankings(
-        rankings, [Ranking.average_precision, Ranking.auc], generator=source
-    )
-    return Scores(
-        mean_average_precision=_mean(rows, "mean_average_precision"),
-        interval=map_interval,
-        mean_auc=_mean(rows, "mean_auc"),
-        mean_auc_interval=auc_interval,
-        d_prime=_mean(rows, "d_prime"),
-        d_prime_interval=(d_prime(auc_interval.low), d_prime(auc_interval.high)),
-        chance=statistics.fmean(part.chance for part in parts),
-        classes=parts[0].y.shape[1],
-        classes_present=int(np.concatenate([part.y for part in parts]).any(axis=0).sum()),
-        **_shared(parts, rows, "mean_average_precision", began),
-    )
-
-
-def _class_scores(part: Part) -> dict[str, float]:
-    truth = np.eye(part.scores.shape[1])[part.y]
     return {
-        "accuracy": float(top_k_hits(part.scores, part.y).mean()),
-        "top5": float(top_k_hits(part.scores, part.y, k=5).mean()),
-        "mean_average_precision": mean_of_known(Ranking(part.scores, truth).average_precision()),
+        "interval": bootstrap_interval(right, generator=generator(seed, "probe bootstrap"), sizes=hits.sizes),
+        "balanced_accuracy": balanced_accuracy(answers, truth),
+        "mean_average_precision_interval": map_interval,
+        "classes": seen,
+        "hits": hits,
+        **({} if seen > 5 else {"top5": None}),
     }
 
 
-def _label_scores(ranking: Ranking) -> dict[str, float]:
-    area = mean_of_known(ranking.auc())
-    precision = mean_of_known(ranking.average_precision())
-    return {"mean_average_precision": precision, "mean_auc": area, "d_prime": d_prime(area)}
-
-
-def _shared(parts: Sequence[Part], rows: Sequence[Mapping[str, float]], main: str, began: float) -> dict[str, Any]:
-    """The fields that are the same for one label per item and for several."""
-    folds: tuple[FoldScores, ...] = ()
-    if len(parts) > 1:
-        folds = tuple(
-            FoldScores.model_validate({"fold": int(p.name), **row, "test_items": len(p.y), "setting": dict(p.setting)})
-            for p, row in zip(parts, rows, strict=True)
-        )
+def _multilabel(parts: Sequence[Part], rankings: Sequence[Ranking], seed: int) -> dict[str, Any]:
+    """The same where items may have several."""
+    scores, source = [Ranking.average_precision, Ranking.auc], generator(seed, "probe bootstrap")
+    map_interval, auc_interval = bootstrap_rankings(rankings, scores, generator=source)
     return {
-        "train_items": min(part.train_items for part in parts),
-        "test_items": sum(len(part.y) for part in parts),
-        "setting": {key: _combined([part.setting[key] for part in parts]) for key in parts[0].setting},
-        "folds": folds,
-        "sd": statistics.stdev(row[main] for row in rows) if folds else None,
-        "seconds": time.perf_counter() - began,
+        "interval": map_interval,
+        "mean_auc_interval": auc_interval,
+        "d_prime_interval": (d_prime(auc_interval.low), d_prime(auc_interval.high)),
+        "classes": parts[0].y.shape[1],
+        "classes_present": int(np.concatenate([part.y for part in parts]).any(axis=0).sum()),
     }
 
 
 def _combined(values: Sequence[float | bool]) -> float | bool:
     """A setting over folds: `all` for booleans, else the lower median."""
     return all(values) if isinstance(values[0], bool) else statistics.median_low(values)
-
-
-def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:
-    return statistics.fmean(row[key] for row in rows)
 
 
 def _score(method: Method, pair: Pair) -> Part:
