@@ -12,14 +12,14 @@ labels are among those of more. Where items have several labels, n items are dra
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from bridle.evaluate.features import Array, Features
 from bridle.evaluate.heads.logistic import fit_logistic, fit_quality, moments_of
-from bridle.evaluate.scorers import Pair, Score, Task, register_scorer
+from bridle.evaluate.scorers import Score, Task, register_scorer
 from bridle.evaluate.significance import half_width
 from bridle.runs.results import Interval
 from bridle.seeding import generator
@@ -28,40 +28,29 @@ STRENGTH = 1.0  # C of the logistic regression
 
 
 def few_shot(task: Task) -> dict[str, Score]:
-    """One score for each number in `probe.shots`; numbers above the largest class are capped at its size."""
-    settings = task.settings
-    largest = min(max(map(len, class_orders(pair.train.y, generator(0)))) for pair in task.pairs())
-    shots = sorted({min(n, largest) for n in settings.shots})  # what no class has is not claimed
-    total = len(shots) * settings.draws * sum(1 for _ in task.pairs())
-    found = few_shots(
-        task.pairs(), shots=shots, draws=settings.draws, seed=task.seed,
-        progress=lambda done: task.progress("few-shot probe", total, done),
-    )  # fmt: skip
-    return {f"{score.shots} per class": score for score in found}
+    """One score for each number in `probe.shots`: mean and Student's 95 % interval over `probe.draws` draws.
 
-
-def few_shots(
-    pairs: Iterable[Pair], *, shots: Sequence[int], draws: int, seed: int, progress: Callable[[int], None] | None = None
-) -> list[Score]:
-    """Every number of shots on the same pairs (one, or one per fold): mean and Student's 95 % interval over draws.
-
-    `progress` is called with the number of classifiers fitted so far.
+    Numbers above the largest class are capped at its size. With folds, the score of a draw is the mean over them.
     """
+    draws = task.settings.draws
+    largest = min(max(map(len, class_orders(pair.train.y, generator(0)))) for pair in task.pairs())
+    shots = sorted({min(n, largest) for n in task.settings.shots})  # what no class has is not claimed
+    total = len(shots) * draws * sum(1 for _ in task.pairs())
     scores: dict[int, list[list[float]]] = {n: [[] for _ in range(draws)] for n in shots}
     sizes, short, done = dict.fromkeys(shots, 0), dict.fromkeys(shots, 0), 0
-    for pair in pairs:
+    for pair in task.pairs():
         moments = moments_of(pair.train.x)
         for draw in range(draws):
-            order = class_orders(pair.train.y, generator(seed, "few shots", pair.name, draw))
+            order = class_orders(pair.train.y, generator(task.seed, "few shots", pair.name, draw))
             for n in shots:
                 rows = np.unique(np.concatenate([own[:n] for own in order]))
                 sizes[n] = max(sizes[n], len(rows))
                 short[n] = max(short[n], sum(len(own) < n for own in order))
                 scores[n][draw].append(_score(pair.train.part(rows), pair.test, moments))
                 done += 1
-                if progress is not None:
-                    progress(done)
-    return [_over_draws(n, [statistics.fmean(s) for s in scores[n]], sizes[n], short[n]) for n in shots]
+                task.progress("few-shot probe", total, done)
+    means = {n: [statistics.fmean(own) for own in scores[n]] for n in shots}
+    return {f"{n} per class": _over_draws(n, means[n], sizes[n], short[n]) for n in shots}
 
 
 def _over_draws(shots: int, scores: Sequence[float], items: int, short: int) -> Score:

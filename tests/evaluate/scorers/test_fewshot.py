@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 from sklearn.linear_model import LogisticRegression
 
+from bridle.config.training_schema import ProbeConfig
 from bridle.evaluate.features import Features
-from bridle.evaluate.scorers import Pair
-from bridle.evaluate.scorers.fewshot import class_orders, few_shots
+from bridle.evaluate.scorers import Pair, Score, Task
+from bridle.evaluate.scorers.fewshot import class_orders, few_shot
 from bridle.evaluate.scorers.probe import fold_pairs, split_pairs
 from bridle.seeding import generator
+
+
+def few_shots(pairs: Iterable[Pair], *, shots: list[int], draws: int, seed: int) -> list[Score]:
+    every, settings = list(pairs), ProbeConfig(shots=tuple(shots), draws=draws)
+    return list(few_shot(Task(lambda: iter(every), settings, seed)).values())
 
 
 def clouds(items: int, *, classes: int = 3, seed: int = 0) -> Features:
