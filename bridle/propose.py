@@ -170,7 +170,7 @@ def choose_sound(survey: Survey, base: Config) -> Chosen:
     patch, views = [16, 16] if bands % 16 == 0 else [8, 8], 1
     if frames < window:
         if frames * bands < 64 * 16 * 16:
-            patch = [8, 8] if frames * bands >= 32 * 8 * 8 else [4, 8]
+            patch = [4, 16] if bands % 16 == 0 else [4, 8]  # short sounds: time counts more than pitch
         size = patch[0] * ceil(frames / patch[0])
         fits = f"{size * audio.shift_ms / 1000:.2f} s: nine of ten recordings fit ({long:.2f} s without silence)"
         share = 1 - quantile(survey.seconds(), 0.5) * 1000 / audio.shift_ms / window
