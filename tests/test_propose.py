@@ -67,7 +67,7 @@ def test_short_8_khz_sounds_keep_their_rate_and_get_a_short_input_of_small_patch
     found = proposed(sounds(tmp_path, seconds=0.4, rate=8000))
     geometry = found.config().geometry
     assert value(found, "audio.sample_rate") == 8000
-    assert (geometry.input, geometry.patch) == ((40, 64), (8, 8))
+    assert (geometry.input, geometry.patch) == ((40, 64), (4, 16))
     assert warned(found, "read at the default 16,000 Hz") and warned(found, "84 % padding")
 
 

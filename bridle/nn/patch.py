@@ -96,7 +96,8 @@ class PatchEmbed(nn.Module):
         if self.ridge is None:
             out: Tensor = self.proj(patches)  # (B, T, F) -> (B, T, D)
             return out
-        if torch.compiler.is_exporting():  # a program is called without autocast
+        # A program is called without autocast, and the meta device has none.
+        if torch.compiler.is_exporting() or x.device.type == "meta":
             return self._embed_whitened(patches)
         # Whitening takes differences of large numbers: 16 bits would leave little of them.
         with torch.autocast(x.device.type, enabled=False):

@@ -77,14 +77,16 @@ def is_narrow(dimension: float, *, directions: int) -> bool:
 class NarrowWatch:
     """Says so, once, when the codes of a stage come to lie along a few directions; again only after a recovery."""
 
-    def __init__(self, directions: int, *, from_step: int) -> None:
+    def __init__(self, directions: int | None, *, from_step: int) -> None:
         self.directions, self.from_step = directions, from_step
         self.told = set[int]()
 
     def look(self, *, step: int, dimensions: Sequence[float]) -> list[str]:
         """Warnings after `step` steps, from the effective dimension of each stage's codes in use."""
-        found = []
-        for m, dimension in enumerate(dimensions if step >= self.from_step else ()):
+        found: list[str] = []
+        if self.directions is None or step < self.from_step:
+            return found
+        for m, dimension in enumerate(dimensions):
             if is_narrow(dimension, directions=self.directions) and m not in self.told:
                 self.told.add(m)
                 found.append(

@@ -67,7 +67,9 @@ class Watches(NamedTuple):
     def of(cls, run: Run[Networks], phase: Phase) -> Watches:
         collapse = CollapseWatch(run.config.quantizer.sizes, window=USAGE_WINDOW)
         tokenizer = tokenizer_of(run)
-        narrow = NarrowWatch(0 if tokenizer is None else tokenizer.directions, from_step=USAGE_WINDOW)
+        # A cold start that is whitened already is as wide as its patches allow.
+        can_widen = tokenizer is not None and (tokenizer.is_trained or run.config.tokenizer.whiten is None)
+        narrow = NarrowWatch(tokenizer.directions if tokenizer and can_widen else None, from_step=USAGE_WINDOW)
         return cls(collapse, CurveWatch.of(run.config, phase.key), narrow)
 
 

@@ -56,12 +56,14 @@ def _problems(stage: StageHealth, config: Config, is_trained: bool) -> Iterator[
         rule = "" if config.quantizer.residual == "once" else once
         yield "warn", f"one code takes {100 * stage.top_share:.0f} % of all tokens; {cause}{rule}."
     dimension, directions = stage.code_dimension, stage.directions
-    if dimension is not None and directions is not None and is_narrow(dimension, directions=directions):
+    # A cold start that is whitened already is as wide as its patches allow.
+    can_widen = is_trained or config.tokenizer.whiten is None
+    if can_widen and dimension is not None and directions and is_narrow(dimension, directions=directions):
         filled = f"its codes fill {dimension:.1f} of {directions} directions"
         along = f"{100 * (stage.code_first or 0):.0f} % of their variance lies along one"
         whiten = "set tokenizer.whiten=0.5, which weighs strong directions of patches down"
         teacher = "train the encoder that teaches it longer (encoder_phase)"
-        tips = [*longer, teacher] if is_trained else [whiten, "set tokenizer.standardise=patch"]
+        tips = [*longer, teacher] if is_trained else [whiten]
         yield "warn", f"narrow: {filled}, {along}. {_try(tips)}"
     if (stage.position_information or 0.0) > POSITION_SHARE * max(stage.entropy, 0.1):
         share = f"{stage.position_information:.2f} of {stage.entropy:.2f} nats"
