@@ -4,9 +4,10 @@
     python benchmarks/method_rows.py RECIPE [key=value …] --set NAME --baselines --rows FILE
 
 Features are collected once: the mean and the deviation of each block's tokens, over all tokens and per place of
-probe.axis. Then a ridge classifier (strength by leave-one-out on training items), the same with 1, 5 and 10 labels a
-class (five draws), and 10 nearest neighbours by cosine read them. Features are standardised by the unlabelled training
-items. probe.on=validation scores no test item. CPU-minutes are those of training, with decoding.
+probe.axis; block 0 is the embedding, "stack" is all blocks side by side. Then a ridge classifier (strength by
+leave-one-out on training items), the same with 1, 5 and 10 labels a class (five draws), and 10 nearest neighbours by
+cosine read them. Features are standardised by the unlabelled training items. probe.on=validation scores no test item.
+CPU-minutes are those of training, with decoding.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def collected(
     return collect(evaluator.train), None if evaluator.test is None else collect(evaluator.test)
 
 
-def columns(found: tuple[Features, Features | None], keep: slice) -> tuple[Features, Features | None]:
+def columns(found: tuple[Features, Features | None], keep: Any) -> tuple[Features, Features | None]:
     train, test = found
     return train._replace(x=train.x[:, keep]), None if test is None else test._replace(x=test.x[:, keep])
 
@@ -117,10 +118,14 @@ def read_encoder(evaluator: Evaluator, encoder: Encoder, blocks: list[int]) -> d
         return torch.cat(parts, dim=1)
 
     found = collected(evaluator, features)
-    return {
+    read = {
         name: scores(evaluator.pairs(*columns(found, keep)), few=not name.endswith("mean"))
         for name, keep in readings.items()
     }
+    for pooling in ("all", "axis"):
+        kept = [np.arange(keep.start, keep.stop) for name, keep in readings.items() if name.endswith(f"-{pooling}")]
+        read[f"stack-{pooling}"] = scores(evaluator.pairs(*columns(found, np.concatenate(kept))))
+    return read
 
 
 def baselines(evaluator: Evaluator) -> dict[str, dict[str, float]]:
@@ -135,7 +140,7 @@ def baselines(evaluator: Evaluator) -> dict[str, dict[str, float]]:
         "raw": scores(evaluator.pairs(*raw)),
     }
     untrained = read_encoder(
-        evaluator, build_encoder(config), [config.encoder.depth]
+        evaluator, build_encoder(config), [0, config.encoder.depth]
     )  # plain input: nothing is measured
     return rows | {f"untrained {name}": value for name, value in untrained.items()}
 
@@ -149,7 +154,9 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, required=True)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--baselines", action="store_true")
-    parser.add_argument("--blocks", default="", help="which blocks are read, 1 to depth; default: from the middle on")
+    parser.add_argument(
+        "--blocks", default="", help="which blocks are read, 1 to depth, and 0 is the embedding; default: all"
+    )
     args = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     config = load_config(args.recipe, args.overrides)
@@ -167,7 +174,7 @@ def main() -> None:
             line["cpu_minutes"] = round((cpu_seconds() - began) / 60, 2)
             own = read_config(started.folder / "config.yaml")
             evaluator, depth = evaluator_of(own, Path(place)), own.encoder.depth
-            blocks = [int(n) for n in args.blocks.split(",")] if args.blocks else list(range(depth // 2, depth + 1))
+            blocks = [int(n) for n in args.blocks.split(",")] if args.blocks else list(range(depth + 1))
             for n in range(1, own.schedule.iterations + 1) if own.schedule.tokenizer == "renew" else [None]:
                 encoder = read_trained(started.folder, iteration=n).encoder
                 line.setdefault("scores", {})[f"iter{n or own.schedule.iterations}"] = read_encoder(

@@ -7,18 +7,22 @@ cores fully, and shows what a user would type.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 from bridle.config import load_config
 from bridle.data.embedded.modality import MODALITIES as EMBEDDED
+from bridle.evaluate.verdict import judge_results
 from bridle.grid.subprocesses import run_beside
-from bridle.report.page import read_run, write_report
-from bridle.report.tables import results_table
+from bridle.report.page import write_report
+from bridle.report.runs import RunSummary, read_run
+from bridle.report.tables import few_shot_table, results_table
 from bridle.report.token_maps import gallery_of
 
+SHOTS = (1, 5, 10)  # labels per class
 MODALITIES = {modality.kind: f"{modality.name}-tiny" for modality in EMBEDDED}  # recipes
 
 
@@ -27,7 +31,21 @@ def demo_arguments(modality: str, *, seed: int) -> dict[str, list[str]]:
     recipe = MODALITIES[modality]
     total = sum(load_config(recipe).quantizer.sizes)
     vq = ["quantizer.codebooks=1", f"quantizer.codes={total}"]
-    return {"vq": [recipe, f"seed={seed}", *vq], "rq": [recipe, f"seed={seed}"]}
+    shared = [recipe, f"seed={seed}", f"probe.shots=[{','.join(map(str, SHOTS))}]"]
+    return {"vq": [*shared, *vq], "rq": shared}
+
+
+def few_labels(runs: Sequence[RunSummary]) -> Iterator[Table | str | None]:
+    """For each RQ run its scores with few labels, then a sentence on what it beats."""
+    for run in runs:
+        verdict = judge_results(run.results)
+        if verdict is None or run.method != "RQ":
+            continue
+        table = few_shot_table(run.results)
+        if table is not None:
+            table.title, table.title_justify = run.title, "left"
+        yield table
+        yield f"{run.title}: {verdict.text}"
 
 
 def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
@@ -45,10 +63,10 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
         run_beside(commands, jobs=2, console=console)
         runs += folders.values()
     summaries = [read_run(run) for run in runs]
-    table = results_table(summaries)
-    if table is not None:
-        console.print()
-        console.print(table)
+    for found in (results_table(summaries), *few_labels(summaries)):
+        if found is not None:
+            console.print()
+            console.print(found)
     pictured = [summary._replace(gallery=gallery_of(run)) for summary, run in zip(summaries, runs, strict=True)]
     page = write_report(pictured, out / "report.html", title="bridle demo")
     minutes = (time.perf_counter() - began) / 60
