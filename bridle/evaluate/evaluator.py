@@ -28,6 +28,7 @@ from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.evaluate.collector import Collect, Collector
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import (
+    TRIAL_ITEMS,
     Features,
     choose_items,
     joined,
@@ -74,7 +75,9 @@ class Evaluator:
         self.warned = False  # about scores on a single class
         self.left_out: tuple[str, ...] = ()  # items that cannot be read
         self.splits = splits
-        self.everything = splits.train  # codebook health covers the whole set, however few items are probed
+        self.everything = splits.train  # codebook health covers the whole set, however few items are probed,
+        if config.max_steps is not None:  # unless the run is a trial
+            self.everything = subset_of(splits.train, evenly_spaced(len(splits.train), TRIAL_ITEMS))
         if config.probe.on == "validation":
             splits = without_test(splits)
         folds = splits.folds if splits.test is None else None  # a test split goes before folds

@@ -27,6 +27,7 @@ Array = NDArray[Any]
 
 RAW_LIMIT = 4096  # the widest raw feature vector a probe should be asked to fit
 UNLABELLED = 2**31  # stands for the label of an item without any
+TRIAL_ITEMS = 300  # of a run with max_steps
 TOKEN_LIMIT = 2 * 2**30  # bytes of all tokens together; fitting holds them about twice
 
 
@@ -278,8 +279,13 @@ def _kinds(y: Array) -> Array:
 
 
 def while_training(config: Config, splits: Splits) -> Config:
-    """The config of the probe that follows an encoder phase: on at most `probe.training_items` items."""
+    """The config of the probe that follows an encoder phase: on at most `probe.training_items` items.
+
+    A trial (`max_steps`) is probed on a few items: it shows that everything runs, not how good the features are.
+    """
     limit, asked = config.probe.training_items, config.probe.items
+    if config.max_steps is not None:
+        limit = min(limit or TRIAL_ITEMS, TRIAL_ITEMS)
     most = max(len(splits.train), 0 if splits.test is None else len(splits.test))
     if limit is None or min(most, asked or most) <= limit:
         return config

@@ -292,6 +292,8 @@ def test_the_probe_of_a_run_is_bounded_and_the_one_that_is_asked_for_is_not(
         small("probe.items=50", "probe.training_items=80"), Splits(TensorSource(x=torch.zeros(90, 1, 16, 16)), None)
     )
     assert fits.probe.items == 50
+    trial = while_training(small("probe.items=null", "max_steps=5"), Splits(TensorSource(x=torch.zeros(900, 1)), None))
+    assert trial.probe.items == 300
 
 
 def test_a_test_split_goes_before_folds(evaluator_of: Callable[..., Evaluator]) -> None:
