@@ -32,6 +32,8 @@ SMALL = (
     "runtime.log_every=1",
     "runtime.threads=1",
     "probe.items=60",
+    "probe.layer=null",
+    "probe.deviation=false",
 )
 
 
