@@ -77,5 +77,5 @@ def test_every_name_in_the_table_is_in_the_code_and_the_other_way_round() -> Non
                 for argument in node.args
                 if name == "failpoints.hit" and isinstance(argument, ast.Constant)
             }
-            used |= {ast.literal_eval(k.value) for k in node.keywords if k.arg == "place" and name == "append_row"}
+            used |= {ast.literal_eval(k.value) for k in node.keywords if k.arg == "failpoint" and name == "append_row"}
     assert used == set(failpoints.POINTS)

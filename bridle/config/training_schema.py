@@ -117,7 +117,7 @@ class ProbeConfig(Section):
     axis: Natural = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
     # Output of this block, 1 to the encoder's depth; None: the last, after its norm; all: of the embedding and
-    # every block, side by side.
+    # every block, side by side; attentive pooling then reads the last.
     layer: Positive | Literal["all"] | None = None
     items: Positive | None = None  # at most so many train and test items, of each class its share; None uses all
     training_items: Positive | None = 20_000  # the same after an encoder phase, while all processes wait for one
@@ -144,8 +144,6 @@ class ProbeConfig(Section):
         if self.pool == "attentive" and (self.head != "logistic" or self.shots):
             given = "probe.shots" if self.shots else "probe.head"
             raise ValueError(f"{given}: needs pooled features; probe.pool 'attentive' learns its own, use 'mean'")
-        if self.pool == "attentive" and self.layer == "all":
-            raise ValueError("probe.layer: 'all' needs pooled features; probe.pool 'attentive' reads one block")
         if self.loss != "auto" and self.head == "logistic":
             raise ValueError(f"probe.loss: '{self.loss}' is for probe.head 'sgd' or 'adamw'; 'logistic' has its own")
         if len(set(self.shots)) < len(self.shots):

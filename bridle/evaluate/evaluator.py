@@ -199,7 +199,7 @@ class Evaluator:
             what |= {"weights": weights_digest(encoder), "encoder": self.config.encoder.model_dump(mode="json")}
         if settings.pool == "attentive" and self.classifier == "linear":
             items = len(self.train) + (0 if self.test is None else len(self.test))
-            tokens = self.collector.features(lambda x, valid: encode(x, valid)[0].z, what, items=items)
+            tokens = self.collector.features(lambda x, valid: encode(x, valid)[-1].z, what, items=items)
             return self.score(tokens, partial(fit_attentive, seed=self.config.seed))
         return self.score(self.collector.features(pooled, what), self.vector_method())
 

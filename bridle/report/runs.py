@@ -61,8 +61,8 @@ class RunSummary(NamedTuple):
 def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
     """Read a run directory; parts that are missing are empty. `results` names the file with the evaluations."""
     folder = Path(path)
-    if not any((folder / name).is_file() for name in ("config.yaml", "metrics.jsonl", "results.json")):
-        problem = "is not a run: it has neither config.yaml nor metrics.jsonl nor results.json"
+    if not RunFolder(folder).exists() and not any((folder / name).is_file() for name in ("metrics.jsonl", results)):
+        problem = "is not a run: it has neither a config nor metrics nor results"
         raise UsageError(
             f"{quoted(folder)} {problem if folder.is_dir() else 'is not a directory'}; "
             "give the directory that `bridle pretrain --out` wrote."

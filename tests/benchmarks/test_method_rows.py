@@ -29,7 +29,10 @@ def test_a_row_names_its_run_and_has_every_reading(
     assert (trained["set"], trained["row"], trained["seed"], trained["on"]) == ("digits", "white", 3, "validation")
     assert trained["cpu_minutes"] > 0 and "encoder.whiten=1.0" in trained["command"]
     assert list(trained["scores"]) == ["iter1", "iter2"]
-    assert set(trained["scores"]["iter2"]) == {f"block{n}-{pool}" for n in (1, 2) for pool in ("all", "mean", "axis")}
+    assert set(trained["scores"]["iter2"]) == {
+        *(f"block{n}-{pool}" for n in (0, 1, 2) for pool in ("all", "mean", "axis")),
+        *("stack-all", "stack-axis"),
+    }
     assert set(trained["scores"]["iter1"]["block2-all"]) == {
         "linear",
         "knn",

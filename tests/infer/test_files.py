@@ -183,12 +183,12 @@ def test_pool_and_layer_words_are_checked() -> None:
         ({"pool": "class"}, "class_token"),
         ({"axis": 0}, "only pool 'axis'"),
         ({"pool": "axis", "axis": 1}, r"not an axis of the grid \[4\]"),
-        ({"layers": 4}, "numbered 1 to 3"),
-        ({"layers": (0, 1)}, "numbered 1 to 3"),
+        ({"layers": 4}, "a block from 1 to 3"),
+        ({"layers": (0, 1)}, "a block from 1 to 3"),
     ):
         with pytest.raises(UsageError, match=expected):
             model.encode(x, **wrong)  # type: ignore[call-overload]
-    with pytest.raises(UsageError, match="numbered 1 to 3"):
+    with pytest.raises(UsageError, match="a block from 1 to 3"):
         model.features(layer=9)
 
 

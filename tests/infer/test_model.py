@@ -60,14 +60,14 @@ def test_a_long_file_is_pooled_window_by_window_weighted_by_real_tokens(tmp_path
     means = [(z[0] + z[4]) / 2, (z[1] + z[5]) / 2, z[2], z[3]]
     expected = np.concatenate([*means, np.zeros(4 * 8)])  # one token at a position deviates from nothing
     np.testing.assert_allclose(model.embed(tmp_path / "a.npy"), expected, atol=1e-6)
-    plain = signal_model("probe.deviation=true").embed(tmp_path / "a.npy")
+    plain = signal_model("probe.deviation=true", "probe.layer=null").embed(tmp_path / "a.npy")
     z = signal_model().encode_file(tmp_path / "a.npy").z
     np.testing.assert_allclose(plain[:8], z.mean(0), atol=1e-6)
     np.testing.assert_allclose(plain[8:], (4 * z[:4].std(0) + 2 * z[4:].std(0)) / 6, atol=1e-6)
 
 
 def test_paths_bytes_and_open_files_give_the_same(tmp_path: Path) -> None:
-    model = signal_model("probe.deviation=false")
+    model = signal_model("probe.deviation=false", "probe.layer=null")
     for name in ("a.npy", "b.npy"):
         write_signal(tmp_path / name, 24)
     paths = [tmp_path / "a.npy", tmp_path / "b.npy"]

@@ -186,7 +186,7 @@ def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp
 
     def opened(weight: float, data: str | None = None) -> CodeTable:
         table = CodeTable(tmp_path / "codes" / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
-        table.open(tokenized, tokenizer={"w": torch.tensor([weight])}, beside={"data": data}, tell=told.append)
+        table.open(tokenized, tokenizer={"w": torch.tensor([weight])}, beside={"data": data}, note=told.append)
         return table
 
     found = opened(1.0).of(torch.tensor([3, 0, 2]))
@@ -259,7 +259,7 @@ def test_space_is_asked_for_after_what_an_earlier_try_left_is_gone(
     for left in (".t.npy.tmp", "t.npy"):
         (tmp_path / left).write_bytes(bytes(480))
     table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
-    table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)
+    table.open(lambda: iter(()), tokenizer={}, beside={}, note=print)
     assert table.of(torch.tensor([0])) is None
 
 
@@ -267,7 +267,7 @@ def test_a_full_disk_is_told_before_the_codes_are_computed(tmp_path: Path, monke
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
     table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
     with pytest.raises(CheckpointError, match=r"stored codes .*: needed 48 bytes, free 10 bytes"):
-        table.open(lambda: iter(()), tokenizer={}, beside={}, tell=print)
+        table.open(lambda: iter(()), tokenizer={}, beside={}, note=print)
     assert not list(tmp_path.glob("*.npy"))
 
 
