@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from bridle import distributed
 from bridle.config import Config, is_data, load_config, with_absolute_paths
 from bridle.console import ProgressLine
-from bridle.data.arrays.memory import DatasetSource
+from bridle.data.arrays.memory import DatasetSource, understand, whole_number
 from bridle.data.build import open_data
 from bridle.data.inspect.statistics import data_std
 from bridle.data.loading.mixing import mixed
@@ -24,11 +23,15 @@ from bridle.data.sources import Source, Splits
 from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.evaluate.evaluator import Evaluator, probe_header, probe_settings_of_run
 from bridle.evaluate.features import while_training
+from bridle.evaluate.probe_command import knn_run, probe_run
 from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
 from bridle.models.vit_import import load_vit
 from bridle.propose import choose_config
+from bridle.report.page import write_report
+from bridle.report.runs import read_run
+from bridle.report.token_maps import gallery_of
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
 from bridle.runs.results import Results, read_results
@@ -49,6 +52,26 @@ class Finished(NamedTuple):
     folder: Path  # the run directory
     results: Results  # what results.json holds
     was_finished: bool = False  # before this call, which then did nothing
+    splits: Splits | None = None  # of a Dataset given from Python, which its folder cannot open
+
+    def __repr__(self) -> str:
+        scores = self.results.evaluations[-1].scores if self.results.evaluations else None
+        told = "no score" if scores is None or scores.main is None else f"{scores.name} {scores.main:.3f}"
+        return f"Finished({str(self.folder)!r}, {len(self.results.evaluations)} iterations, {told})"
+
+    def probe(self, *overrides: str, on: str | None = None) -> Results:
+        """Linear probe, as `bridle probe`; overrides such as "probe.shots=[5,10]"."""
+        return read_results(probe_run(self.folder, overrides, on=on, splits=self.splits))
+
+    def knn(self, *overrides: str, on: str | None = None) -> Results:
+        """k-nearest neighbours, as `bridle knn`."""
+        return read_results(knn_run(self.folder, overrides, on=on, splits=self.splits))
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the HTML page, as `bridle report`; returns its path."""
+        summary = read_run(self.folder)._replace(gallery=gallery_of(self.folder))
+        title = f"bridle report: {self.folder.resolve().name}"
+        return write_report([summary], out or self.folder / "report.html", title=title)
 
     def load(self, *, device: str = "auto") -> Model:
         """The trained model."""
@@ -79,7 +102,8 @@ def pretrain(
     config = with_absolute_paths(config)
     runtime = config.runtime
     with distributed.process_group(device=runtime.device, timeout_minutes=runtime.timeout_minutes):
-        return _pretrain(config, RunFolder(Path(out)), dataset, test_dataset, callbacks, command)
+        finished = _pretrain(config, RunFolder(Path(out)), dataset, test_dataset, callbacks, command)
+    return finished if dataset is None else finished._replace(splits=_open(config, dataset, test_dataset))
 
 
 def _pretrain(
@@ -91,8 +115,10 @@ def _pretrain(
     command: str | None,
 ) -> Finished:
     """The run, in one process or in each of several; rank 0 alone writes."""
-    if distributed.done_once(lambda: is_finished(folder, config)):
+    if folder.exists():
         config = _complete(config, folder, lambda: _open(config, dataset, test_dataset).train, ProgressLine())
+    longer = distributed.done_once(lambda: folder.lengthens(config))
+    if not longer and distributed.done_once(lambda: is_finished(folder, config)):
         folder.require_same(config)
         return Finished(folder.path, ResultsFile(folder.results(), probe_header(config)).value, was_finished=True)
     require_shares(config)
@@ -109,6 +135,9 @@ def _pretrain(
     distributed.done_once(lambda: folder.prepare(config))
     require_same_data(splits.train)
     with locked_by_first(folder), StopRequest().listening() as stop:
+        if longer:
+            earlier = distributed.done_once(folder.set_aside_results)
+            progress.note(f"the run is lengthened; what was measured before is in {earlier}")
         distributed.done_once(lambda: folder.write_settings(config, command=command))
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
         nets = build_nets(config, later_tokenizer=has_later_tokenizer(config, first))
@@ -131,7 +160,9 @@ def _pretrain(
 
 def is_finished(folder: RunFolder, config: Config) -> bool:
     """Has the run in `folder` nothing left to do? A damaged last checkpoint has: training goes on before it."""
-    last = config.schedule.iterations
+    last, steps = config.schedule.iterations, config.encoder_phase.steps
+    if steps is not None and 0 < folder.steps_done() < min(steps, config.max_steps or steps):
+        return False  # it is being lengthened
     return folder.is_trained(last) and (not config.probe.enabled or _is_evaluated(folder.results(), last))
 
 
@@ -187,11 +218,16 @@ def _item_shape(dataset: Dataset[Any]) -> tuple[int, ...]:
         except Exception as error:  # whatever a user's code raises concerns this item only
             problem = f"dataset[{index}] raised {type(error).__name__}: {quoted(error)}"
             continue
-        x = item[0] if isinstance(item, tuple | list) and item else item
-        if isinstance(x, torch.Tensor | np.ndarray) and x.ndim >= 2:
+        x, label, how = understand(item)
+        if isinstance(x, torch.Tensor) and x.ndim >= 2:
+            labelled = "without a label" if whole_number(label) is None else "with a label"
+            ProgressLine().note(f"dataset: {', '.join((*how, f'items of shape {tuple(x.shape)}', labelled))}")
             return tuple(x.shape)
         got = f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else type(x).__name__
-        raise UsageError(f"dataset[{index}] must be a tensor (C, *input) or a pair of it and a label; got {got}.")
+        raise UsageError(
+            f"dataset[{index}] must be a tensor (C, *input), an array or a PIL image, or a pair or dict of it and a "
+            f"label; got {got}."
+        )
     raise DataError(f"none of the first items of the dataset can be read; the last one: {problem}.")
 
 

@@ -18,6 +18,7 @@ from bridle.console import ProgressLine
 from bridle.data.build import is_labelled, open_data
 from bridle.data.digests import splits_digest
 from bridle.data.loading.cache import MEGABYTE
+from bridle.data.sources import Splits
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.evaluator import Evaluator, probe_header, protocol_of
 from bridle.evaluate.feature_cache import FeatureCache
@@ -46,21 +47,22 @@ MAY_CHANGE = (
 Classifier = Literal["linear", "neighbours"]
 
 
-def probe_run(folder: Path, overrides: Sequence[str], *, on: str | None = None) -> Path:
+def probe_run(folder: Path, overrides: Sequence[str], *, on: str | None = None, splits: Splits | None = None) -> Path:
     """Probe the encoder after each finished iteration. Asking again with the same settings computes nothing anew.
 
-    With `on` the data, input size and probe settings are those of that recipe.
+    With `on` the data, input size and probe settings are those of that recipe. `splits` are the data of a run that no
+    command can open: a Dataset given from Python.
     """
-    with _opened(folder, overrides, "probe.json", on=on) as evaluation:
+    with _opened(folder, overrides, "probe.json", on=on, splits=splits) as evaluation:
         known = evaluation.take_over() if on is None and not evaluation.results.value.evaluations else []
         if measured := [entry for entry in known if entry.probe is not None]:
             evaluation.results.add(*measured)
         return evaluation.score_iterations()
 
 
-def knn_run(folder: Path, overrides: Sequence[str], *, on: str | None = None) -> Path:
+def knn_run(folder: Path, overrides: Sequence[str], *, on: str | None = None, splits: Splits | None = None) -> Path:
     """The same with weighted k-nearest neighbours in place of the linear classifier; codebooks are left out."""
-    with _opened(folder, overrides, "knn.json", on=on, classifier="neighbours") as evaluation:
+    with _opened(folder, overrides, "knn.json", on=on, classifier="neighbours", splits=splits) as evaluation:
         return evaluation.score_iterations()
 
 
@@ -86,7 +88,13 @@ def probe_configs(folder: Path, overrides: Sequence[str], on: str | None = None)
 
 @contextmanager
 def _opened(
-    folder: Path, overrides: Sequence[str], name: str, *, on: str | None = None, classifier: Classifier = "linear"
+    folder: Path,
+    overrides: Sequence[str],
+    name: str,
+    *,
+    on: str | None = None,
+    classifier: Classifier = "linear",
+    splits: Splits | None = None,
 ) -> Iterator[RunEvaluation]:
     """An evaluation inside its process group."""
     trained, config = probe_configs(folder, overrides, on)
@@ -94,18 +102,20 @@ def _opened(
         raise ConfigError("probe.pool: 'attentive' learns with a linear classifier; use mean, axis or class for k-NN.")
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         yield RunEvaluation(
-            RunFolder(folder), trained, with_measured_statistics(config), name, on=on, classifier=classifier
-        )
+            RunFolder(folder), trained, with_measured_statistics(config), name,
+            on=on, classifier=classifier, splits=splits,
+        )  # fmt: skip
 
 
 class RunEvaluation:
     """The finished encoders of a run, labelled data and a results file; an error says which of them is missing."""
 
     def __init__(
-        self, run: RunFolder, trained: Config, config: Config, name: str, *, on: str | None, classifier: Classifier
-    ) -> None:
+        self, run: RunFolder, trained: Config, config: Config, name: str, *, on: str | None, classifier: Classifier,
+        splits: Splits | None,
+    ) -> None:  # fmt: skip
         self.run, self.trained, self.config, self.progress = run, trained, config, ProgressLine()
-        self.ends, splits = run.encoder_ends(), open_data(config)
+        self.ends, splits = run.encoder_ends(), splits or open_data(config)
         for note in splits.notes:
             self.progress.note(note)
         if not is_labelled(splits.train):

@@ -41,6 +41,8 @@ FREE_KEYS = (
     *("probe.", "finetune.", "detokenizer."),
     "data.bad_share",  # the message about too many bad files asks to raise it
 )
+# Keys that lengthen a finished run.
+LENGTH_KEYS = ("encoder_phase.steps:", "encoder_phase.epochs:", "max_steps:")
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,37 @@ class RunFolder:
         except CheckpointError:
             return {}
 
+    def lengthens(self, wanted: Config) -> bool:
+        """Does `wanted` differ from the finished run in this directory by nothing but a longer last encoder phase?"""
+        if not self.exists() or not self.is_trained((own := self.config()).schedule.iterations):
+            return False
+        changed = [line for line in differences(own, wanted) if not line.startswith(FREE_KEYS)]
+        if not changed or not all(line.startswith(LENGTH_KEYS) for line in changed):
+            return False
+        before, after = own.encoder_phase, wanted.encoder_phase
+        if after.steps is not None:
+            return min(after.steps, wanted.max_steps or after.steps) > self.steps_done()
+        grows = before.epochs is not None and after.epochs is not None and after.epochs > before.epochs
+        return grows or (own.max_steps is not None and (wanted.max_steps or own.max_steps + 1) > own.max_steps)
+
+    def steps_done(self) -> int:
+        """Steps of the last encoder phase that has ended; 0 if none has."""
+        ends = [] if self.is_exported() else self.encoder_checkpoints(ends=True)
+        return checkpoint.CheckpointName.of(ends[-1]).step if ends else 0
+
+    def set_aside_results(self) -> str:
+        """Move what was measured of a run that is lengthened to RUN/earlier/steps-N; returns that folder."""
+        earlier = self.path / "earlier" / f"steps-{self.steps_done()}"
+        earlier.mkdir(parents=True, exist_ok=True)
+        measured = ("results*.json", "probe*.json", "knn*.json", "finetune*", "codebooks*.json", "detokenizer")
+        for path in [path for pattern in measured for path in self.path.glob(pattern)]:
+            shutil.move(path, earlier / path.name)
+        return str(earlier)
+
     def require_same(self, wanted: Config) -> None:
-        """ConfigError if `wanted` is another experiment than the one in this directory."""
+        """ConfigError if `wanted` is another experiment than the one in this directory, or than a longer one."""
         changed = [line for line in differences(self.config(), wanted) if not line.startswith(FREE_KEYS)]
-        if changed:
+        if changed and not self.lengthens(wanted):
             shown = "; ".join(changed[:4]) + ("; …" if len(changed) > 4 else "")
             raise ConfigError(
                 f"{self} holds a run with another config ({shown}); use another --out, or the config it began with."
@@ -209,7 +238,10 @@ class RunFolder:
             raise UsageError(
                 f"{self}: no finished encoder phase{which} yet; run `bridle pretrain` with the same arguments to go on."
             )
-        return ends
+        # Of an iteration that was lengthened, the last one counts.
+        if self.is_exported():
+            return ends
+        return list({checkpoint.CheckpointName.of(path).iteration: path for path in ends}.values())
 
     def last_ends(self) -> dict[int, Path]:
         """For each iteration the checkpoint at the end of its last finished phase."""

@@ -192,8 +192,11 @@ def interleave(run: Run[Nets], results: ResultsFile, evaluate: Evaluate | None) 
         if inside is None:
             failpoints.hit("phase.between")
             renew(run, turn)
-        if inside is None or not inside.state["finished"]:
-            fit(run, build_phase(run, index, turn), inside)
+        is_finished = inside is not None and inside.state["finished"]
+        if not is_finished or index == len(turns) - 1:
+            phase = build_phase(run, index, turn)
+            if inside is None or not is_finished or step_of(inside) < phase.steps:  # the last one may be lengthened
+                fit(run, phase, inside)
         if distributed.rank() == 0:
             run.folder.remove_codes()
         if turn.name != "tokenizer" and evaluate is not None and results.value.at(turn.iteration) is None:

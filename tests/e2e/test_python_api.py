@@ -13,6 +13,8 @@ from torch.utils.data import Dataset
 import bridle
 from bridle.config import load_config
 from bridle.errors import ConfigError, UsageError
+from bridle.runs.folder import RunFolder
+from bridle.runs.results import read_results
 from bridle.seeding import generator
 
 
@@ -56,6 +58,10 @@ def test_any_dataset_trains_and_the_model_loads(tmp_path: Path) -> None:
         overrides=[*SMALL, "schedule.iterations=2"],
         callbacks=[listener],
     )
+    probed, near = run.probe("probe.shots=[2]"), run.knn()
+    assert probed.evaluations[-1].probe is not None and near.evaluations[-1].probe is not None
+    assert "<html" in run.report(tmp_path / "page.html").read_text()
+    assert repr(run).startswith(f"Finished('{tmp_path}/mine', 2 iterations, accuracy ")
     assert listener.heard[0] == "start image"
     assert "encoder 3" in listener.heard
     assert listener.heard.index("evaluated 1") < listener.heard.index("tokenizer 1")
@@ -105,3 +111,22 @@ def test_an_unfinished_run_says_how_to_go_on(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("extends: digits-tiny\nname: x\n")
     with pytest.raises(ConfigError, match="extends"):
         bridle.load(tmp_path)
+
+
+def test_a_finished_run_is_lengthened_and_keeps_what_was_measured(tmp_path: Path) -> None:
+    settings = [*SMALL, "schedule.iterations=1", "encoder_phase.epochs=null", "encoder_phase.warmup_epochs=null"]
+
+    def train(steps: int) -> bridle.Finished:
+        return bridle.pretrain("digits-tiny", out=tmp_path, overrides=[*settings, f"encoder_phase.steps={steps}"])
+
+    train(3)
+    longer = train(5)
+    assert not longer.was_finished
+    assert train(5).was_finished
+    assert [row["step"] for row in RunFolder(tmp_path).metrics()][-1] == 5
+    assert RunFolder(tmp_path).metrics()[-1]["resumed_from"] == 3
+    assert len(longer.results.evaluations) == 1
+    assert read_results(tmp_path / "earlier" / "steps-3" / "results.json").evaluations != longer.results.evaluations
+    assert [path.name[-12:-4] for path in RunFolder(tmp_path).encoder_ends()] == ["00000005"]
+    with pytest.raises(ConfigError, match=r"encoder_phase\.steps"):
+        train(4)

@@ -6,9 +6,9 @@ Shapes: N samples of (C, *input), float32, not yet normalised.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ from bridle.errors import DataError, UsageError, quoted
 from bridle.seeding import mix
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]  # (C, *input) -> (C, *input), a pure function of its arguments
+
+# Where dicts hold input and label, the first that is there.
+X_KEYS = (
+    *("image", "pixel_values", "img", "picture", "video", "audio", "input_values", "signal", "x", "input", "inputs"),
+    *("array", "data", "values"),
+)
+Y_KEYS = ("label", "labels", "target", "y", "class", "fine_label")
+COLOURS = (1, 3)  # channels of pictures
 
 
 class TensorSource:
@@ -55,12 +63,55 @@ class TensorSource:
         return f"{self.name} {index}"
 
 
+class Item(NamedTuple):
+    """What an item of somebody's dataset is understood to be."""
+
+    x: object  # a Tensor (C, *input) where it could be made one
+    label: object = None
+    how: tuple[str, ...] = ()  # what was read and changed, in words
+
+
+def understand(item: object, *, axes: int = 2) -> Item:
+    """An item as input and label: a pair or a dict of arrays, tensors or PIL images, uint8 and H×W×C too.
+
+    An input of fewer than `axes` axes gets one channel.
+    """
+    x: Any = item
+    label, how = None, list[str]()
+    if isinstance(item, Mapping):
+        x_key, y_key = (next((key for key in keys if key in item), None) for keys in (X_KEYS, Y_KEYS))
+        how += [f"input {x_key!r}"] if x_key else []
+        how += [f"label {y_key!r}"] if y_key else []
+        x, label = item.get(x_key), item.get(y_key)
+        x = x.get("array") if isinstance(x, Mapping) else x  # a decoded sound: {"array": …, "sampling_rate": …}
+    elif isinstance(item, tuple | list):
+        x, label = (*item, None, None)[:2]
+    if hasattr(x, "convert") and hasattr(x, "getbands"):  # a PIL image
+        how.append("a PIL image")
+        x = np.array(x if x.mode in ("L", "RGB") else x.convert("RGB"))
+        x = x[..., None] if x.ndim == 2 else x
+    if isinstance(x, np.ndarray) and x.dtype.kind in "iufb":
+        x = torch.from_numpy(np.array(x))  # a copy, because torch takes neither reversed nor read-only arrays
+    if not isinstance(x, Tensor):
+        return Item(x, label, tuple(how))
+    if x.ndim == 3 and x.shape[-1] in COLOURS and x.shape[0] not in COLOURS:
+        x = x.permute(2, 0, 1)
+        how.append("height × width × channels turned to channels first")
+    if x.ndim < axes:
+        x = x[None]
+        how.append("one channel")
+    if x.dtype == torch.uint8:
+        x = x.float() / 255
+        how.append("bytes divided by 255")
+    return Item(x, label, tuple(how))
+
+
 class DatasetSource:
     """Any map-style torch Dataset whose items are a tensor (C, *input) or a pair (tensor, label).
 
     The dataset's own random transforms become functions of the generator: the global generators of torch, numpy and
     random are seeded around each call and put back after it. Without a generator they are seeded by the index.
-    Labels count where they are whole numbers; anything else beside the tensor is left aside.
+    Labels count where they are whole numbers; anything else beside the input is left aside (`understand`).
     """
 
     def __init__(self, dataset: Dataset[Any], *, shape: tuple[int, ...]) -> None:
@@ -90,16 +141,13 @@ class DatasetSource:
         return f"{type(self.dataset).__name__}[{index}]"
 
     def _sample(self, item: object, index: int) -> Sample:
-        parts = item if isinstance(item, (tuple, list)) else (item,)
-        x = parts[0] if parts else None
-        if isinstance(x, np.ndarray) and x.dtype.kind in "iufb":
-            x = torch.from_numpy(np.array(x))  # a copy, because torch takes neither reversed nor read-only arrays
+        x, given, _ = understand(item, axes=len(self.shape))
         wanted = list(self.shape)
         if not isinstance(x, Tensor):
             wrong = (
-                f"is a {type(item).__name__} holding {type(x).__name__}; expected a tensor of shape {wanted} or a pair"
+                f"is a {type(item).__name__} holding {type(x).__name__}; expected a tensor of shape {wanted}, an array "
+                "or a PIL image, or a pair or dict of it and a label."
             )
-            wrong += " (tensor, label)."
         elif list(x.shape) != wanted:
             wrong = (
                 f"has shape {list(x.shape)}; expected {wanted} (channels, *input). Resize it, or set geometry to fit."
@@ -107,7 +155,7 @@ class DatasetSource:
         elif not x.is_floating_point():
             wrong = f"has dtype {x.dtype}; expected floating point, for example x.float() / 255."
         else:
-            own = self.labels[index] if self.labels is not None else whole_number(parts[1] if len(parts) > 1 else None)
+            own = self.labels[index] if self.labels is not None else whole_number(given)
             return Sample(x=x.detach().to("cpu", torch.float32), label=own)
         raise DataError(f"{self.describe(index)} {wrong}")
 

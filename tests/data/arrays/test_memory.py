@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from bridle.data.arrays.memory import DatasetSource, TensorSource
+from bridle.data.arrays.memory import DatasetSource, TensorSource, understand
 from bridle.errors import DataError, UsageError
 
 
@@ -102,11 +103,11 @@ def test_a_wrong_shape_names_both_shapes() -> None:
 
 
 def test_whole_numbers_are_refused_with_a_remedy() -> None:
-    with pytest.raises(DataError, match=r"dtype torch.uint8; expected floating point, for example x.float\(\) / 255"):
-        DatasetSource(Items(torch.zeros(2, dtype=torch.uint8)), shape=(2,)).load(0, None)
+    with pytest.raises(DataError, match=r"dtype torch.int16; expected floating point, for example x.float\(\) / 255"):
+        DatasetSource(Items(torch.zeros(1, 2, dtype=torch.int16)), shape=(1, 2)).load(0, None)
 
 
-@pytest.mark.parametrize("item", ["picture", {"x": torch.zeros(2)}, (), None, np.array(["a", "b"])])
+@pytest.mark.parametrize("item", ["picture", {"z": torch.zeros(2)}, (), None, np.array(["a", "b"])])
 def test_an_item_without_a_tensor_is_refused(item: object) -> None:
     with pytest.raises(DataError, match=r"expected a tensor of shape \[2\]"):
         DatasetSource(Items(item), shape=(2,)).load(0, None)
@@ -144,3 +145,31 @@ def test_a_tensor_source_augments_only_with_a_generator() -> None:
 def test_labels_that_do_not_fit_the_samples_are_an_error() -> None:
     with pytest.raises(DataError, match="3 samples came with 2 labels"):
         TensorSource(x=torch.zeros(3, 1, 2), labels=[0, 1])
+
+
+PIXELS = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)  # height, width, channels
+
+
+@pytest.mark.parametrize(
+    ("item", "label"),
+    [
+        ({"image": Image.fromarray(PIXELS), "label": 3}, 3),
+        ({"pixel_values": PIXELS, "name": "a"}, None),
+        ((Image.fromarray(PIXELS), np.int64(2)), 2),
+        ([torch.from_numpy(PIXELS), 1], 1),
+        (PIXELS.transpose(2, 0, 1) / np.float32(255), None),
+    ],
+)
+def test_items_as_people_write_them_are_understood(item: object, label: int | None) -> None:
+    found = DatasetSource(Items(item), shape=(3, 4, 5)).load(0, None)
+    assert torch.equal(found.x, torch.from_numpy(PIXELS.transpose(2, 0, 1).copy()) / 255)
+    assert found.label == label
+
+
+def test_a_sound_in_a_dict_and_a_grey_picture_have_one_channel() -> None:
+    sound = understand({"audio": {"array": np.zeros(7), "sampling_rate": 16_000}, "label": 1})
+    grey = understand(Image.new("L", (5, 4)))
+    assert isinstance(sound.x, torch.Tensor) and isinstance(grey.x, torch.Tensor)
+    assert (tuple(sound.x.shape), tuple(grey.x.shape)) == ((1, 7), (1, 4, 5))
+    assert sound.how == ("input 'audio'", "label 'label'", "one channel")
+    assert "a PIL image" in grey.how and "bytes divided by 255" in grey.how
