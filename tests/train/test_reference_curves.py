@@ -184,7 +184,7 @@ def test_both_methods_of_the_demo_know_what_to_expect() -> None:
         statistics = document(recipe)["statistics"]
         for arguments in demo_arguments(modality, seed=0).values():
             config = with_statistics(load_config(recipe, arguments[1:]), statistics["mean"], statistics["std"])
-            assert CurveWatch.of(config, "iter2-encoder").points
+            assert CurveWatch.of(config, f"iter{config.schedule.iterations}-encoder").points
 
 
 def test_every_tiny_recipe_ships_its_curves() -> None:
