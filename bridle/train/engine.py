@@ -158,7 +158,8 @@ def restore(
 ) -> Progress:
     """Optimizer and ages as a checkpoint inside a phase holds them, and how far the phase was."""
     try:
-        if not loaded.state["finished"]:  # the end of a phase, from which a lengthened run goes on, holds no optimizer
+        # The end of a phase, from which a lengthened run goes on, holds no optimizer.
+        if not loaded.state.get("finished"):
             load_optimizer_tensors(optimizer, parameters, loaded.group("optimizer"))
         if ages is not None:
             ages.load_state(loaded.group("ages"))
