@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from math import ceil
 
-from bridle.bench.data import ROWS, loader
-from bridle.bench.timing import resident
+from bench.data import ROWS, loader
+from bench.timing import resident
+
 from bridle.config import Config, load_config
 from bridle.data.build import open_data
 from bridle.data.sources import Source

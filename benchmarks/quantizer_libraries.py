@@ -10,10 +10,9 @@ import sys
 from importlib.util import find_spec
 
 import torch
+from bench.quantizer import CODES, ITERATIONS, STAGES, WIDTH, Fixture, run
+from bench.timing import Call
 from torch import Tensor
-
-from bridle.bench.quantizer import CODES, ITERATIONS, STAGES, WIDTH, Fixture, run
-from bridle.bench.timing import Call
 
 LIBRARIES = ("vector-quantize-pytorch", "faiss-cpu", "scikit-learn")
 

@@ -1,6 +1,6 @@
 """How long the plain encoder step takes beside bridle's: python benchmarks/reference_step.py [MODALITY SIZE]
 
-The plain step is `PlainStep` of `bridle/bench/step.py`: the tokenizer at every step, logits and loss at all positions,
+The plain step is `PlainStep` of `bench/step.py`: the tokenizer at every step, logits and loss at all positions,
 torch's AdamW as it comes, the same architecture. `bridle bench step` prints the whole table.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from bridle.bench.step import BUDGETS, MODALITIES, SIZES, chosen_model, run
+from bench.step import BUDGETS, MODALITIES, SIZES, chosen_model, run
 
 
 def main() -> int:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import torch
+from bench.step import MODALITIES, SIZES, chosen_model
+from bench.timing import describe_machine, one_thread
 
-from bridle.bench.step import MODALITIES, SIZES, bench_run, chosen_model, start_codes
-from bridle.bench.timing import describe_machine, one_thread
 from bridle.config import Config
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.loading.loader import Batch, Loader
@@ -25,6 +25,7 @@ from bridle.train.engine import Draws
 from bridle.train.optim import build_optimizer
 from bridle.train.phases import encoder_phase, hidden_positions, targets
 from bridle.train.run import Run, open_machine
+from bridle.train.trial_steps import start_codes, trial_run
 
 
 def measure(config: Config, *, rows: int, repeats: int) -> dict[str, float]:
@@ -37,7 +38,7 @@ def measure(config: Config, *, rows: int, repeats: int) -> dict[str, float]:
     batch = next(Loader(source=source, seed=0, phase="bench", batch=rows, mean=[0.0], std=[1.0]).steps(0, 1))[0]
     loading = time.process_time() - start
     with tempfile.TemporaryDirectory() as folder:
-        run = bench_run(config, nets, source, Path(folder), open_machine(runtime), rows=rows)
+        run = trial_run(config, nets, source, Path(folder), open_machine(runtime), rows=rows)
         phase = encoder_phase(run, index=0, iteration=2)
         optimizer = build_optimizer(phase.trained, run.config.encoder_phase)
         steps = [timed_parts(run, optimizer, batch) for _ in range(repeats + 1)][1:]  # the first one allocates

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bridle.bench.step import bench_run, start_codes, stepper
-from bridle.bench.timing import cpu_seconds
 from bridle.config import Config, load_config
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
@@ -38,6 +36,7 @@ from bridle.seeding import generator
 from bridle.train.optim import build_optimizer
 from bridle.train.phases import encoder_phase
 from bridle.train.run import open_machine
+from bridle.train.trial_steps import cpu_seconds, start_codes, stepper, trial_run
 
 FEWEST_TOKENS = 48  # of pictures and signals; the largest patch that gives so many is chosen
 MOST_EPOCHS, FEWEST_STEPS = 300, 200
@@ -329,7 +328,7 @@ def measure_step(config: Config) -> float:
     nets = build_nets(config, later_tokenizer=False)
     start_codes(nets, config)
     with tempfile.TemporaryDirectory() as folder:
-        run = bench_run(config, nets, source, Path(folder), open_machine(config.runtime), rows=batch)
+        run = trial_run(config, nets, source, Path(folder), open_machine(config.runtime), rows=batch)
         phase = encoder_phase(run, index=0, iteration=1)
         step = stepper(run, phase, batches, build_optimizer(phase.trained, run.config.encoder_phase))
         step()  # the first one allocates

@@ -12,7 +12,7 @@ import bridle
 PACKAGE = Path(bridle.__file__).parent
 ORDER = [
     *("errors", "geometry", "distributed", "seeding", "files", "failpoints", "plugins", "console", "machine", "config"),
-    *("nn", "quantize", "models", "data", "runs", "train", "evaluate", "report", "export", "infer", "search", "bench"),
+    *("nn", "quantize", "models", "data", "runs", "train", "evaluate", "report", "export", "infer", "search"),
     *("propose", "api", "plan", "grid", "cli"),
 ]
 

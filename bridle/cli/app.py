@@ -29,8 +29,6 @@ app = typer.Typer(
 START, TRAIN, EVALUATE = "Start", "Train", "Evaluate"
 USE, SHARE, MACHINE = "Use codes and features", "Share", "Machine"
 
-bench_app = typer.Typer(no_args_is_help=True, help="Measure speed on this machine: quantizer, step, data.")
-app.add_typer(bench_app, name="bench", rich_help_panel=MACHINE)
 data_app = typer.Typer(no_args_is_help=True, help="Check, measure and pack your data: check, stats, shard.")
 app.add_typer(data_app, name="data", rich_help_panel=START)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from bench.quantizer import fixture
+from bench.timing import one_thread
 
-from bridle.bench.quantizer import fixture
-from bridle.bench.timing import one_thread
 from bridle.config import Config
 from bridle.data.build import open_data
 

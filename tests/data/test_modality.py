@@ -26,7 +26,6 @@ PACKAGE = Path(package.__file__).parent
 ALLOWED = {
     "config/data_schema.py": "the table of sources",
     "data/audio/check.py": "a part of the modality",
-    "bench/step.py": "names of recipes",
     "data/listing/layouts.py": "a folder of ESC-50, headings of lists",
     "data/arrays/memory.py": "keys of the dicts that data sets give",
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -13,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-Call = Callable[[], object]
+from bridle.train.trial_steps import Call, cpu_seconds
+
 Tell = Callable[[str], None]  # hears what is measured next
 
 
@@ -21,13 +21,6 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, words:
     """A Markdown table whose first `words` columns are text and the others numbers."""
     lines = [head, ["---"] * words + ["---:"] * (len(head) - words), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def cpu_seconds(call: Call) -> float:
-    """CPU time of one call."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
 
 
 def alternate(calls: Mapping[str, Call], gemm: Call, repeats: int) -> dict[str, list[tuple[float, float]]]:

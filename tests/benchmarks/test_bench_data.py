@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from bench.data import DataTable, run
 
-from bridle.bench.data import DataTable, run
 from bridle.config import Config
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from bridle.bench.timing import Call, Tell, alternate, describe_machine, extra_memory, markdown_table, one_thread
+from bench.timing import Call, Tell, alternate, describe_machine, extra_memory, markdown_table, one_thread
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.kmeans import lloyd
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from bridle.bench.step import bench_run, start_codes, stepper
-from bridle.bench.timing import Call, Tell, describe_machine, markdown_table
+from bench.timing import Call, Tell, describe_machine, markdown_table
 from bridle.config import Config
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Loader
@@ -27,6 +26,7 @@ from bridle.models.build import build_nets
 from bridle.train.optim import build_optimizer
 from bridle.train.phases import encoder_phase
 from bridle.train.run import open_machine
+from bridle.train.trial_steps import start_codes, stepper, trial_run
 
 ROWS = 16  # samples a worker prepares at a time, at most
 LITTLE = 0.05  # share of a run's time; a run that loads in less needs no workers
@@ -144,7 +144,7 @@ def step_rate(source: Source, config: Config, machine: Machine, *, rows: int, se
     for module in nets.modules().values():
         module.to(machine.device)
     with tempfile.TemporaryDirectory() as folder:
-        a_run = bench_run(config, nets, source, Path(folder), machine, rows=rows)
+        a_run = trial_run(config, nets, source, Path(folder), machine, rows=rows)
         phase = encoder_phase(a_run, index=0, iteration=1)
         for module in phase.trained.values():
             module.train()

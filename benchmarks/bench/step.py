@@ -22,23 +22,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from bridle.bench.timing import Call, Tell, alternate, describe_machine, extra_memory, markdown_table, one_thread
+from bench.timing import Call, Tell, alternate, describe_machine, extra_memory, markdown_table, one_thread
 from bridle.config import Config, load_config
-from bridle.console import ProgressLine
 from bridle.data.arrays.memory import TensorSource
-from bridle.data.loading.loader import Batch, Loader
-from bridle.data.sources import Source
-from bridle.machine import Machine, StopRequest
+from bridle.data.loading.loader import Loader
 from bridle.models.build import Nets, build_nets
 from bridle.models.cost import encoder_step
 from bridle.nn.masking import draw_mask
-from bridle.quantize.usage import CodeAge
-from bridle.runs.folder import RunFolder
 from bridle.seeding import generator
-from bridle.train.engine import Phase, Progress, build_replicas, take_step, unfreeze
-from bridle.train.optim import build_optimizer, named_parameters
+from bridle.train.engine import unfreeze
+from bridle.train.optim import build_optimizer
 from bridle.train.phases import encoder_phase
-from bridle.train.run import Run, open_machine
+from bridle.train.run import open_machine
+from bridle.train.trial_steps import start_codes, stepper, trial_run
 
 SIZES = ("tiny", "small", "base")
 PAPER = {"audio": "audioset2m", "image": "imagenet1k", "video": "kinetics400"}  # the shapes of base models, by recipe
@@ -181,7 +177,7 @@ def prepared(config: Config, rows: int) -> Iterator[dict[str, Call]]:
     config = config.model_copy(update={"runtime": runtime})
     with tempfile.TemporaryDirectory() as folder:
         live, reused = (
-            bench_run(config, nets, source, Path(folder), open_machine(runtime), rows=rows, masks=masks)
+            trial_run(config, nets, source, Path(folder), open_machine(runtime), rows=rows, masks=masks)
             for masks in (1, 10**9)
         )
         phase = encoder_phase(live, index=0, iteration=2)
@@ -192,31 +188,3 @@ def prepared(config: Config, rows: int) -> Iterator[dict[str, Call]]:
             "live": stepper(live, phase, [batch], optimizer),
             "reused": stepper(reused, encoder_phase(reused, index=0, iteration=2), [batch], optimizer),
         }
-
-
-def bench_run(
-    config: Config, nets: Nets, source: Source, folder: Path, machine: Machine, *, rows: int, masks: int = 1
-) -> Run[Nets]:
-    """A run of encoder steps on `rows` rows whose codes stay for `masks` steps."""
-    changes = {"batch": rows, "micro_batch": None, "steps": 10**9, "epochs": None, "masks": masks}
-    settings = config.encoder_phase.model_copy(update=changes)
-    own = config.model_copy(update={"encoder_phase": settings, "max_steps": None})
-    return Run(RunFolder(folder), own, machine, source, nets, StopRequest(), ProgressLine())
-
-
-def stepper(a_run: Run[Nets], phase: Phase, batches: list[Batch], optimizer: torch.optim.Optimizer) -> Call:
-    """The engine's own step on the same batches again and again; returns the loss."""
-    parameters, replicas = named_parameters(phase.trained), build_replicas(a_run, phase)
-    progress, ages = Progress(), CodeAge(a_run.config.quantizer.sizes)
-
-    def step() -> object:
-        update = take_step(a_run, phase, replicas, progress, optimizer, parameters, batches, ages)
-        return update.values["loss"].item()  # waits for a GPU to be done
-
-    return step
-
-
-def start_codes(nets: Nets, config: Config) -> None:
-    """Start the codebooks on random points; which codes they hold does not change the time of a step."""
-    points = torch.randn(4 * max(config.quantizer.sizes), config.quantizer.width, generator=generator("bench"))
-    nets.tokenizer.quantizer.start_codebooks(points, generator=generator("bench", "start"))

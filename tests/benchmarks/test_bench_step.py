@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from bench import step as bench
+from bench.step import PlainStep
 from typer.testing import CliRunner
 
-from bridle.bench import step as bench
-from bridle.bench.step import PlainStep, start_codes
 from bridle.cli import app
 from bridle.config import Config
 from bridle.errors import UsageError
@@ -17,6 +18,7 @@ from bridle.models.build import build_nets
 from bridle.models.losses import CodeTargets, encoder_loss
 from bridle.nn.masking import draw_mask
 from bridle.train.phases import hidden_positions, targets
+from bridle.train.trial_steps import start_codes
 
 Small = Callable[..., Config]
 
@@ -73,3 +75,11 @@ def test_reused_codes_skip_the_tokenizer(small: Small, monkeypatch: pytest.Monke
 def test_unknown_sizes_are_refused() -> None:
     with pytest.raises(UsageError, match="tiny, small, base"):
         CliRunner().invoke(app, ["bench", "step", "--size", "huge"], catch_exceptions=False)
+
+
+def test_without_a_checkout_one_line_says_where_to_get_the_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bridle.cli.machine.__file__", str(tmp_path / "bridle" / "cli" / "machine.py"))
+    with pytest.raises(UsageError, match="get bridle's repository"):
+        CliRunner().invoke(app, ["bench", "step"], catch_exceptions=False)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from bench.quantizer import BenchRow, Fixture, run
+from bench.timing import Call, extra_memory
 
-from bridle.bench.quantizer import BenchRow, Fixture, run
-from bridle.bench.timing import Call, extra_memory
 from bridle.quantize import ResidualQuantizer
 
 torch.set_num_threads(1)
