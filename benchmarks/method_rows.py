@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,10 @@ def columns(found: tuple[Features, Features | None], keep: Any) -> tuple[Feature
     return train._replace(x=train.x[:, keep]), None if test is None else test._replace(x=test.x[:, keep])
 
 
-def read_encoder(evaluator: Evaluator, encoder: Encoder, blocks: list[int]) -> dict[str, dict[str, float]]:
-    """Scores by reading: block, pooling."""
+def read_encoder(
+    evaluator: Evaluator, encoder: Encoder, blocks: list[int], wanted: Collection[str] = ()
+) -> dict[str, dict[str, float]]:
+    """Scores by reading: block, pooling; all readings, or those `wanted`."""
     grid, axis, D = encoder.geometry.grid, evaluator.config.probe.axis, encoder.width
     readings: dict[str, slice] = {}
     encoder.eval()
@@ -121,8 +123,11 @@ def read_encoder(evaluator: Evaluator, encoder: Encoder, blocks: list[int]) -> d
     read = {
         name: scores(evaluator.pairs(*columns(found, keep)), few=not name.endswith("mean"))
         for name, keep in readings.items()
+        if not wanted or name in wanted
     }
     for pooling in ("all", "axis"):
+        if wanted and f"stack-{pooling}" not in wanted:
+            continue
         kept = [np.arange(keep.start, keep.stop) for name, keep in readings.items() if name.endswith(f"-{pooling}")]
         read[f"stack-{pooling}"] = scores(evaluator.pairs(*columns(found, np.concatenate(kept))))
     return read
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument(
         "--blocks", default="", help="which blocks are read, 1 to depth, and 0 is the embedding; default: all"
     )
+    parser.add_argument("--readings", default="", help="which are scored, such as stack-axis,block4-all; default: all")
     args = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     config = load_config(args.recipe, args.overrides)
@@ -178,7 +184,7 @@ def main() -> None:
             for n in range(1, own.schedule.iterations + 1) if own.schedule.tokenizer == "renew" else [None]:
                 encoder = read_trained(started.folder, iteration=n).encoder
                 line.setdefault("scores", {})[f"iter{n or own.schedule.iterations}"] = read_encoder(
-                    evaluator, encoder, blocks
+                    evaluator, encoder, blocks, args.readings.split(",") if args.readings else ()
                 )
     with args.rows.open("a") as file:
         file.write(json.dumps({**line, "command": command}) + "\n")

@@ -23,7 +23,7 @@ from bridle.models.losses import encoder_loss
 from bridle.seeding import generator
 from bridle.train.engine import Draws
 from bridle.train.optim import build_optimizer
-from bridle.train.phases import encoder_phase, hidden_positions, targets
+from bridle.train.phases import encoder_phase, targets
 from bridle.train.run import Run, open_machine
 from bridle.train.trial_steps import start_codes, trial_run
 
@@ -61,7 +61,7 @@ def timed_parts(run: Run[Nets], optimizer: torch.optim.Optimizer, batch: Batch) 
     mask = draws.mask(batch)
     z = nets.encoder(batch.x, mask=mask).z
     done("encoder")
-    hidden = hidden_positions(mask)
+    hidden = draws.predicted(batch, mask)
     features = nets.decoder(z, mask=mask, only=hidden.at)
     done("decoder")
     wanted = found.at(hidden)

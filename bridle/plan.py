@@ -32,8 +32,8 @@ from bridle.data.modality import modality_of
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import Nets, build_nets
 from bridle.models.cost import StepCosts, encoder_step, tokenizer_step
-from bridle.nn.transformer import Block
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, schedule
+from bridle.train.parallel import blocks
 
 NUMBER = 4  # bytes of a float32
 SECONDS_PER_DAY = 86_400.0
@@ -250,8 +250,7 @@ def _bytes(
     modules, learning, sizes = nets.modules().values(), _trained(nets, turn), config.quantizer.sizes
     trained = sum(p.numel() for p in learning)
     frozen = sum(map(_saved, modules)) - trained
-    blocks = [part for module in modules for part in module.modules() if isinstance(part, Block)]
-    block = max((sum(p.numel() for p in part.parameters()) for part in blocks), default=0)
+    block = max((sum(p.numel() for p in part.parameters()) for part in blocks(modules)), default=0)
 
     def memory(rows: int, shards: int = 1) -> Memory:
         own, gathered = NUMBER * trained / shards, NUMBER * 2.0 * block if shards > 1 else 0.0

@@ -24,7 +24,7 @@ SMALL = [
     *("encoder.whiten=0.1", "tokenizer.whiten=0.5"),
 ]
 SHORT = [*SMALL, "probe.enabled=false", "schedule.iterations=1", "max_steps=6"]
-JOINT = [*SHORT, "schedule.mode=joint", "schedule.joint_every=3"]
+JOINT = [*SHORT, "schedule.mode=joint", "schedule.joint_every=3", "decoder.kind=cross", "mask.predict=0.5"]
 TURNS = [*SMALL, "probe.enabled=false", "max_steps=6", "quantizer.update=gradient"]  # code vectors as parameters
 NO_PROBE = [*SMALL, "probe.enabled=false"]
 FINETUNE = ["finetune.steps=4", "finetune.warmup_steps=0", "finetune.batch=16", "finetune.items=60"]

@@ -68,6 +68,7 @@ def bench_data(
 
 @bench_app.command("step")
 def bench_step(
+    overrides: Overrides = None,
     recipe: Annotated[
         str | None, typer.Option(help="A recipe name or YAML file, instead of --size and --modality.")
     ] = None,
@@ -79,19 +80,19 @@ def bench_step(
 ) -> None:
     """Compare an encoder step with a plain one: ratios, memory, reused codes.
 
-    Example:  bridle bench step --size tiny --modality image
+    Example:  bridle bench step --size tiny --modality image decoder.kind=cross mask.predict=0.25
     """
     from bridle.config import load_config
 
-    config = None if recipe is None else load_config(recipe)
+    config = None if recipe is None else load_config(recipe, overrides or [])
     from bench import step
 
     for name, given, known in (("--size", size, step.SIZES), ("--modality", modality, step.MODALITIES)):
         if wrong := [value for value in given or () if value not in known]:
             raise UsageError(f"{name} {wrong[0]!r}: expected one of {', '.join(known)}.")
     if config is not None:
-        models = [step.Measured(config.name, config, rows, repeats or 5)]
+        models = [step.Measured(" ".join([config.name, *(overrides or ())]), config, rows, repeats or 5)]
     else:
         sizes = size or (["tiny", "small"] if modality else step.SIZES)
-        models = [step.chosen_model(m, s, repeats) for s in sizes for m in modality or step.MODALITIES]
+        models = [step.chosen_model(m, s, repeats, overrides or ()) for s in sizes for m in modality or step.MODALITIES]
     _show(step.to_markdown(step.run(models, tell=_tell)), out)

@@ -12,7 +12,7 @@ Shapes: x (B, C, *input), V of T tokens visible, codes (B, T, M).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -123,10 +123,13 @@ class Measured(NamedTuple):
     repeats: int
 
 
-def chosen_model(modality: str, size: str, repeats: int | None = None) -> Measured:
-    """The user's recipe of a modality in a size; base models have the paper's inputs."""
-    config = load_config(PAPER[modality]) if size == "base" else load_config(modality, [f"size={size}"])
-    return Measured(f"{modality} {size}", config, ROWS[size], repeats or REPEATS[size])
+def chosen_model(
+    modality: str, size: str, repeats: int | None = None, overrides: Sequence[str] = ()
+) -> Measured:
+    """The user's recipe of a modality in a size, with `key=value` changes; base models have the paper's inputs."""
+    recipe, sized = (PAPER[modality], []) if size == "base" else (modality, [f"size={size}"])
+    config = load_config(recipe, [*sized, *overrides])
+    return Measured(" ".join([modality, size, *overrides]), config, ROWS[size], repeats or REPEATS[size])
 
 
 def run(models: Iterable[Measured], *, tell: Tell = lambda text: None) -> list[StepRow]:

@@ -37,6 +37,7 @@ from bridle.config.training_schema import (
     DetokenizerConfig,
     EncoderPhaseConfig,
     FinetuneConfig,
+    HidingConfig,
     MaskConfig,
     PhaseConfig,
     ProbeConfig,
@@ -79,7 +80,8 @@ class EncoderConfig(TrunkConfig):
 class DecoderConfig(TrunkConfig):
     """Decoder D: predicts codes at masked positions from what is visible."""
 
-    kind: Literal["window", "plain"] = "window"
+    # cross: predicted positions attend to visible tokens, not to each other; all others are not computed.
+    kind: Literal["window", "plain", "cross"] = "window"
     window: Literal["auto"] | Sizes = "auto"
 
 
@@ -286,7 +288,7 @@ class Config(Section):
             if pooled.pool == "class" and not self.encoder.class_token:
                 raise ValueError(f"{name}.pool: 'class' needs encoder.class_token=true; use 'mean'")
 
-    def _check_mask(self, geometry: Geometry, mask: MaskConfig, name: str) -> None:
+    def _check_mask(self, geometry: Geometry, mask: HidingConfig, name: str) -> None:
         ratio, grid = mask.ratio, geometry.grid
         if geometry.tokens < 2:
             raise ValueError(

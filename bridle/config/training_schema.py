@@ -10,11 +10,17 @@ from bridle.config.data_schema import AugmentConfig
 from bridle.config.section import Above0, Count, Natural, NonNegative, Positive, Section, Share
 
 
-class MaskConfig(Section):
-    """Which tokens the encoder must predict. ρ = ratio; for `axes` one ratio per axis is allowed."""
+class HidingConfig(Section):
+    """Which tokens the encoder does not see. ρ = ratio; for `axes` one ratio per axis is allowed."""
 
     kind: Literal["random", "axes", "tube"] = "random"
     ratio: Share | tuple[Share, ...] = 0.8
+
+
+class MaskConfig(HidingConfig):
+    """The mask of pretraining, and which share of the hidden tokens is predicted in a step."""
+
+    predict: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
 
 class PhaseConfig(Section):
@@ -165,7 +171,7 @@ class FinetuneConfig(PhaseConfig):
     axis: Natural = 0  # with pool: axis, as for the probe
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75  # learning rate of each block relative to the next
     drop_path: Share = 0.1
-    mask: MaskConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
+    mask: HidingConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
     weight_ema: Share = 0.0  # decay of a running mean of the weights that is scored instead; 0 is off
     sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
     epoch_items: Positive | None = None  # draws that count as one epoch; None: as many as there are items

@@ -4,9 +4,11 @@ The networks run on tensors that have shapes and no contents, so a ViT-L is coun
 multiply-add counts as two operations; what is not a matrix product or attention (norms, activations) is left out, as
 usual. Attention's backward counts twice its forward: that some kernels compute the forward again is their business.
 
-Shapes: B samples of T tokens, V visible, H = T − V hidden. By hand, for a block of width D and MLP ratio r on n tokens:
+Shapes: B samples of T tokens, V visible, H of the T − V hidden ones predicted. By hand, for a block of width D and MLP ratio r on n tokens:
 
     forward = 2·n·(4 + 2r)·D² + 4·n²·D        backward = 2 · forward
+
+and for a block of a cross decoder: forward = 2·H·(2 + 2r)·D² + 2·V·2·D² + 4·H·V·D.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from bridle.config import Config
 from bridle.models.build import build_nets
 from bridle.models.losses import CodeTargets, Hidden, cosine_loss, encoder_loss, patch_loss, patch_target
-from bridle.nn.masking import Mask, draw_mask
+from bridle.nn.masking import Mask, draw_mask, predicted_count
 from bridle.nn.patch import patchify
 from bridle.seeding import generator
 
@@ -81,7 +83,7 @@ def encoder_step(config: Config, *, rows: int = 1, later_tokenizer: bool = True,
         x = torch.zeros(rows, *geometry.shape)
         visible = torch.zeros(rows, V, dtype=torch.int64)
         mask = Mask(visible, None, torch.zeros(rows, T, dtype=torch.bool))
-        hidden = Hidden.of(mask.masked, T - V)
+        hidden = Hidden.of(mask.masked, predicted_count(T - V, config.mask.predict))
         parts: dict[str, Cost] = {}
         if nets.own_tokenizer is not None:
             with torch.no_grad():

@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm
 
 from bridle.errors import UsageError
 from bridle.geometry import Geometry
-from bridle.nn.masking import Mask, gather_tokens
+from bridle.nn.masking import Mask
 from bridle.nn.patch import PatchEmbed
 from bridle.nn.position import resized_position, sincos_position
 from bridle.nn.transformer import NORM_EPS, Transformer
@@ -114,10 +114,10 @@ class Encoder(nn.Module):
 
     def _begin(self, x: Tensor, mask: Mask | None, valid: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The tokens that enter the first block, class token first, and which of them may be attended to."""
-        z = self.embed(x) + self.position  # (B, C, *input) -> (B, T, D)
-        key_valid = valid
-        if mask is not None:
-            z = gather_tokens(z, mask.visible)  # (B, T, D) -> (B, V, D)
+        if mask is None:
+            z, key_valid = self.embed(x) + self.position, valid  # (B, C, *input) -> (B, T, D)
+        else:
+            z = self.embed(x, only=mask.visible) + self.position[mask.visible]  # (B, C, *input) -> (B, V, D)
             key_valid = mask.visible_valid
         if self.class_token is not None:
             z = torch.cat([self.class_token.expand(z.shape[0], 1, -1), z], dim=1)

@@ -1,6 +1,6 @@
 """The three losses of the paper (§3.2), and regression of patches; in float32 whatever the networks ran in.
 
-Shapes: B samples, H hidden tokens a sample, M codebooks, K codes; logits M tensors (B, H, K_m), codes (B, H, M);
+Shapes: B samples, H hidden tokens a sample that are predicted, M codebooks, K codes; logits M tensors (B, H, K_m), codes (B, H, M);
 patches (B, H, F).
 
 With w the weights of the stages, L_encoder = mean over hidden tokens of Σ_m w_m·L_m / Σ_m w_m; all 1 unless given.
@@ -23,16 +23,16 @@ PATCH_EPS = 1e-6  # ε: what varies less than this is near enough to nothing not
 
 
 class Hidden(NamedTuple):
-    """The masked positions of a batch as a rectangle, so that heads and loss run there and nowhere else."""
+    """The positions to predict of a batch as a rectangle, so that heads and loss run there and nowhere else."""
 
     at: Tensor  # (B, H) int64, which token
     counted: Tensor  # (B, H) bool; False on spare slots of samples with padding
 
     @classmethod
-    def of(cls, masked: Tensor, count: int) -> Hidden:
-        """The first `count` = T - V positions per sample, masked ones first: no shape depends on the data."""
-        index = masked.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]  # (B, T) -> (B, H)
-        return cls(index, masked.gather(1, index))
+    def of(cls, marked: Tensor, count: int) -> Hidden:
+        """The first `count` positions per sample, marked ones first: no shape depends on the data."""
+        index = marked.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]  # (B, T) -> (B, H)
+        return cls(index, marked.gather(1, index))
 
     def take(self, x: Tensor) -> Tensor:
         """(B, T, ...) -> (B, H, ...)."""

@@ -10,6 +10,8 @@ shows V of the positions over the last axes, the same ones at every position of 
 With padding, V stays what T asks for, so that shapes do not depend on data. `random` shows sample i
 max(1, round((1 − ρ)·T_i)) of its T_i valid tokens; `axes` and `tube` show what they would show without padding, less
 the padding, but at least one valid token. The slots left over are spare: they point at padding and are flagged False.
+
+Of a sample's H_i hidden tokens max(1, round(s·H_i)) are predicted, s the share to predict; all of them with s = 1.
 """
 
 from __future__ import annotations
@@ -39,6 +41,11 @@ class Mask(NamedTuple):
 def visible_count(tokens: int, ratio: float) -> int:
     """max(1, round((1 − ratio)·tokens)), ties to the even number."""
     return max(1, round((1.0 - ratio) * tokens))
+
+
+def predicted_count(hidden: int, share: float) -> int:
+    """max(1, round(share·hidden)), ties to the even number."""
+    return max(1, round(share * hidden))
 
 
 def draw_mask(
@@ -108,13 +115,23 @@ class Uniform(NamedTuple):
 
 def show_random(noise: Tensor, ratio: float, valid: Tensor | None) -> Tensor:
     """Show the tokens with the least noise: exactly the visible count of each sample's (valid) tokens. (B, T) bool."""
-    count: Tensor | int
     if valid is None:
-        count = visible_count(noise.shape[1], ratio)
-    else:
-        noise = noise.masked_fill(~valid, 2.0)  # behind every valid token
-        T_i = valid.sum(dim=1, keepdim=True).double()
-        count = ((1.0 - ratio) * T_i).round().clamp(min=1.0)  # (B, 1); the arithmetic of `visible_count`
+        return least_noise(noise, visible_count(noise.shape[1], ratio))
+    return least_noise(noise.masked_fill(~valid, 2.0), share_of(valid, 1.0 - ratio))  # padding behind all others
+
+
+def choose_predicted(masked: Tensor, share: float, noise: Tensor) -> Tensor:
+    """Of the hidden tokens of each sample (masked, (B, T)) exactly the predicted count, at random. (B, T) bool."""
+    return masked & least_noise(noise.masked_fill(~masked, 2.0), share_of(masked, share))
+
+
+def share_of(marked: Tensor, share: float) -> Tensor:
+    """max(1, round(share·n)) of the n marked tokens of each sample, in the arithmetic of Python's `round`: (B, 1)."""
+    return (share * marked.sum(dim=1, keepdim=True).double()).round().clamp(min=1.0)
+
+
+def least_noise(noise: Tensor, count: Tensor | int) -> Tensor:
+    """The `count` tokens of each sample with the least noise. (B, T) bool."""
     # Two sorts turn noise into ranks; stable, so that equal numbers cannot make two devices or runs differ.
     rank = noise.argsort(dim=1, stable=True).argsort(dim=1)
     return rank < count

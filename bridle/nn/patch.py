@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from bridle.errors import UsageError
 from bridle.geometry import Geometry
+from bridle.nn.masking import gather_tokens
 from bridle.nn.whiten import Spectrum
 
 
@@ -86,13 +87,16 @@ class PatchEmbed(nn.Module):
             self.mean.copy_(other.mean)
             self.whitening.copy_(other.whitening)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, only: Tensor | None = None) -> Tensor:
+        """(B, C, *input) -> (B, T, D), or (B, V, D) of the tokens `only` (B, V), which is all that is computed then."""
         if tuple(x.shape[1:]) != self.geometry.shape:
             raise UsageError(
                 f"the model expects inputs of shape (B, {', '.join(map(str, self.geometry.shape))}), "
                 f"got {tuple(x.shape)}; resize or crop the input, or build the model for this size."
             )
         patches = patchify(x, self.geometry.patch)  # (B, C, *input) -> (B, T, F)
+        if only is not None:
+            patches = gather_tokens(patches, only)  # (B, T, F) -> (B, V, F)
         if self.ridge is None:
             out: Tensor = self.proj(patches)  # (B, T, F) -> (B, T, D)
             return out

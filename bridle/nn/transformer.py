@@ -24,13 +24,18 @@ from bridle.errors import ConfigError, UsageError
 NORM_EPS = 1e-6  # the value of the published ViT weights; torch's default of 1e-5 would not reproduce them
 
 
+def check_heads(*, width: int, heads: int) -> None:
+    """ConfigError unless the heads divide the width."""
+    if heads < 1 or width % heads:
+        raise ConfigError(f"heads {heads} does not divide width {width}; choose a number of heads that does.")
+
+
 class Attention(nn.Module):
     """Multi-head self-attention through torch's fused kernel."""
 
     def __init__(self, *, width: int, heads: int) -> None:
         super().__init__()
-        if heads < 1 or width % heads:
-            raise ConfigError(f"heads {heads} does not divide width {width}; choose a number of heads that does.")
+        check_heads(width=width, heads=heads)
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from bridle import distributed
-from bridle.config.training_schema import MaskConfig
+from bridle.config.training_schema import HidingConfig
 from bridle.data.loading.loader import Batch
 from bridle.models.build import Networks
-from bridle.nn.masking import Mask, draw_mask
+from bridle.models.losses import Hidden
+from bridle.nn.masking import Mask, Uniform, choose_predicted, draw_mask, predicted_count
 from bridle.nn.transformer import drop_path_scales
 from bridle.seeding import generator
 from bridle.train.run import Run
@@ -55,18 +56,18 @@ class Draws:
         return self.real_tokens(batch) * self.batch / (len(batch.x) * max(1, self.tokens))
 
     @cached_property
-    def hidden_tokens(self) -> int:
-        """Masked tokens of the global batch; the first look at it is collective."""
-        own = sum(int(self.mask(batch).masked.sum()) for batch in self.micro_batches)
+    def predicted_tokens(self) -> int:
+        """Predicted tokens of the global batch; the first look at it is collective."""
+        own = sum(int(self.predicted(batch, self.mask(batch)).counted.sum()) for batch in self.micro_batches)
         return int(distributed.sum_over_ranks(torch.tensor(own)))
 
-    def hidden_share(self, batch: Batch, counted: Tensor) -> float:
-        """As `token_share`, of the masked tokens, of which this micro-batch has those marked in `counted`."""
+    def predicted_share(self, batch: Batch, counted: Tensor) -> float:
+        """As `token_share`, of the predicted tokens, of which this micro-batch has those marked in `counted`."""
         if self.tokens is None:
             return 1.0
-        return int(counted.sum()) * self.batch / (len(batch.x) * max(1, self.hidden_tokens))
+        return int(counted.sum()) * self.batch / (len(batch.x) * max(1, self.predicted_tokens))
 
-    def mask(self, batch: Batch, settings: MaskConfig | None = None) -> Mask:
+    def mask(self, batch: Batch, settings: HidingConfig | None = None) -> Mask:
         """The mask of these rows, by the run's own mask settings unless others are given."""
         config, device = self.run.config, self.run.machine.device
         wanted = settings or config.mask
@@ -84,6 +85,15 @@ class Draws:
             valid=valid,
         )
         return whole.rows(batch.rows.start, batch.rows.stop)
+
+    def predicted(self, batch: Batch, mask: Mask) -> Hidden:
+        """The positions of these rows to predict: of each sample's hidden tokens the share `mask.predict`, at random."""
+        T = mask.masked.shape[1]
+        share, count = self.run.config.mask.predict, T - mask.visible.shape[1]
+        if share == 1.0:
+            return Hidden.of(mask.masked, count)
+        noise = Uniform(self._generator("predict"), mask.masked.device)(self.batch, T)[batch.rows]
+        return Hidden.of(choose_predicted(mask.masked, share, noise), predicted_count(count, share))
 
     def drop_path(self, batch: Batch, rate: float | None = None) -> Tensor | None:
         """Drop-path multipliers (depth, 2, B) of these rows, at the encoder's own rate unless another is given."""

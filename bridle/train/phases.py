@@ -29,7 +29,6 @@ from bridle.models.losses import (
     token_accuracy,
 )
 from bridle.models.tokenizer import tokenizer_kind
-from bridle.nn.masking import Mask
 from bridle.nn.patch import patchify
 from bridle.nn.whiten import PatchMoments, PositionMeans
 from bridle.quantize import CodebookWarning, Quantized
@@ -119,12 +118,12 @@ def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets
     """One masked-prediction step on a micro-batch; `found` are the codes (B, T, M) of all its tokens."""
     features, hidden = guess_hidden(run, batch, draws)
     wanted, weights = found.at(hidden), run.config.loss
-    logits = run.nets.heads(features)  # M x (B, H, K_m), at masked positions only
+    logits = run.nets.heads(features)  # M x (B, H, K_m), at predicted positions only
     loss = encoder_loss(logits, wanted, hidden.counted, kind=weights.codes, stage_weights=weights.stage_weights)
     if not draws.shown:
         return StepResult(loss, found.codes, {})
     with torch.no_grad():
-        accuracy = token_accuracy(logits, wanted.codes, hidden.counted) * draws.hidden_share(batch, hidden.counted)
+        accuracy = token_accuracy(logits, wanted.codes, hidden.counted) * draws.predicted_share(batch, hidden.counted)
     return StepResult(loss, found.codes, {"token_accuracy": accuracy})
 
 
@@ -138,10 +137,10 @@ def predict_patches(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
 
 
 def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hidden]:
-    """The decoder's features (B, H, Dd) of the masked positions, and which these are."""
+    """The decoder's features (B, H, Dd) of the positions to predict, and which these are."""
     mask = draws.mask(batch)
     z = run.nets.encoder(batch.x, mask=mask, drop=draws.drop_path(batch)).z  # (B, V, D)
-    hidden = hidden_positions(mask)
+    hidden = draws.predicted(batch, mask)
     return run.nets.decoder(z, mask=mask, valid=batch.valid, only=hidden.at), hidden
 
 
@@ -235,10 +234,6 @@ def targets(nets: Nets, x: Tensor, valid: Tensor | None) -> CodeTargets:
 def teach(run: Run[Nets], x: Tensor, valid: Tensor | None) -> Tensor:
     """The encoder's features (B, T, D) of the unmasked input, of the block that teaches."""
     return run.nets.encoder.features_of(x, block=run.config.loss.teacher_block, valid=valid)
-
-
-def hidden_positions(mask: Mask) -> Hidden:
-    return Hidden.of(mask.masked, mask.masked.shape[1] - mask.visible.shape[1])
 
 
 @torch.no_grad()

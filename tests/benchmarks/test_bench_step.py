@@ -15,23 +15,24 @@ from bridle.cli import app
 from bridle.config import Config
 from bridle.errors import UsageError
 from bridle.models.build import build_nets
-from bridle.models.losses import CodeTargets, encoder_loss
+from bridle.models.losses import CodeTargets, Hidden, encoder_loss
 from bridle.nn.masking import draw_mask
-from bridle.train.phases import hidden_positions, targets
+from bridle.train.phases import targets
 from bridle.train.trial_steps import start_codes
 
 Small = Callable[..., Config]
 
 
-def test_the_plain_step_has_the_same_loss_as_ours(small: Small) -> None:
-    config = small()
+@pytest.mark.parametrize("kind", ["window", "cross"])
+def test_the_plain_step_has_the_same_loss_as_ours(small: Small, kind: str) -> None:
+    config = small(f"decoder.kind={kind}")
     nets = build_nets(config, iteration=2, later_tokenizer=True)
     start_codes(nets, config)
     x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     mask = draw_mask(
         "random", grid=(8, 8), ratio=0.5, batch=4, generator=torch.Generator().manual_seed(1), device="cpu"
     )
-    hidden = hidden_positions(mask)
+    hidden = Hidden.of(mask.masked, 32)
     found: CodeTargets = targets(nets, x, None)
     logits = nets.heads(nets.decoder(nets.encoder(x, mask=mask).z, mask=mask, only=hidden.at))
     ours = encoder_loss(logits, found.at(hidden), hidden.counted).item()

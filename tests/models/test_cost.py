@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from bridle.config import Config
 from bridle.models.build import build_nets
 from bridle.models.cost import Cost, encoder_step, quantizer_operations, tokenizer_step, visible_tokens
+from bridle.models.losses import Hidden
 from bridle.nn.masking import draw_mask
-from bridle.train.phases import hidden_positions
 
 Small = Callable[..., Config]
 
@@ -31,7 +31,7 @@ def test_operations_of_an_encoder_step_follow_the_formula(small: Small) -> None:
     config = small("decoder.kind=plain", "mask.ratio=0.75")  # T = 64, V = 16, F = 4, D = Dd = 16
     parts = encoder_step(config, rows=3).parts
     T, V, F, D = 64, 16, 4, 16
-    embed, trunk = 2 * T * F * D, blocks(tokens=V, width=D, depth=2)
+    embed, trunk = 2 * V * F * D, blocks(tokens=V, width=D, depth=2)
     assert parts["encoder"].forward == 3 * (embed + trunk)
     # The backward pass costs twice the forward, but nothing asks for the gradient of the input.
     assert parts["encoder"].backward == 3 * (embed + 2 * trunk)
@@ -40,9 +40,28 @@ def test_operations_of_an_encoder_step_follow_the_formula(small: Small) -> None:
     assert parts["decoder"].backward == 2 * 3 * decoder
     heads = 2 * (T - V) * D * 4 * 16
     assert parts["heads, loss"][:2] == (3 * heads, 2 * 3 * heads)
-    tokenizer = embed + blocks(tokens=T, width=D, depth=2) + 2 * T * D * 8
+    tokenizer = 2 * T * F * D + blocks(tokens=T, width=D, depth=2) + 2 * T * D * 8
     assert parts["tokenizer"] == Cost(3 * tokenizer, 0, 0)
     assert parts["codes"].forward == 3 * quantizer_operations(config) == 3 * 2 * T * 4 * 16 * 8
+
+
+def test_operations_of_a_cross_decoder_follow_the_formula(small: Small) -> None:
+    config = small("decoder.kind=cross", "decoder.depth=2", "mask.ratio=0.75", "mask.predict=0.25")
+    parts = encoder_step(config, rows=3).parts
+    V, H, D = 16, 12, 16  # of 48 hidden tokens a quarter is predicted
+    block = 2 * H * (1 + 1 + 4 + 4) * D * D + 2 * V * 2 * D * D + 2 * 2 * H * V * D
+    decoder = 2 * V * D * D + 2 * block
+    assert parts["decoder"].forward == 3 * decoder
+    assert parts["decoder"].backward == 2 * 3 * decoder
+    assert parts["heads, loss"].forward == 3 * 2 * H * D * 4 * 16
+
+
+def test_fewer_predictions_cost_existing_decoders_less(small: Small) -> None:
+    every, some = (encoder_step(small("decoder.kind=plain", f"mask.predict={share}")).parts for share in (1.0, 0.5))
+    spared = 16 * 2 * (4 + 4) * 16 * 16  # the last MLP at 16 of 32 hidden tokens
+    assert every["decoder"].forward - some["decoder"].forward == spared
+    assert some["heads, loss"].forward * 2 == every["heads, loss"].forward
+    assert some["encoder"] == every["encoder"]
 
 
 def test_operations_of_a_tokenizer_step_follow_the_formula(small: Small) -> None:
@@ -77,7 +96,7 @@ def test_counting_agrees_with_really_running_it(small: Small) -> None:
     x = torch.randn(2, 1, 16, 16)
     with FlopCounterMode(display=False) as flops, torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         z = nets.encoder(x, mask=mask).z
-        features = nets.decoder(z, mask=mask, only=hidden_positions(mask).at)
+        features = nets.decoder(z, mask=mask, only=Hidden.of(mask.masked, 32).at)
     bare = flops.get_total_flops()  # torch does not count attention on CPUs
     attention = 4 * 2 * 16 * (2 * 32 * 32 + 64 * 64)
     assert features.shape == (2, 32, 16)

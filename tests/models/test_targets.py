@@ -14,7 +14,6 @@ from bridle.models.build import build_nets
 from bridle.models.decoder import PatchHead
 from bridle.models.losses import CodeTargets, Hidden, encoder_loss, patch_loss, patch_target
 from bridle.nn.masking import draw_mask
-from bridle.train.phases import hidden_positions
 
 
 def test_the_patch_loss_is_the_mean_over_numbers_then_tokens_then_samples() -> None:
@@ -56,7 +55,7 @@ def test_stage_weights_are_shares() -> None:
     assert encoder_loss(*two_stages(), stage_weights=(0.0, 5.0)).item() == pytest.approx(second)
 
 
-@pytest.mark.parametrize("kind", ["window", "plain"])
+@pytest.mark.parametrize("kind", ["window", "plain", "cross"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_decoder_asked_for_some_tokens_gives_what_it_gives_for_all(kind: str, padded: bool) -> None:
     config = load_config("digits-tiny", [f"decoder.kind={kind}", "decoder.depth=2", "geometry.patch=[2, 2]"])
@@ -66,7 +65,7 @@ def test_a_decoder_asked_for_some_tokens_gives_what_it_gives_for_all(kind: str, 
         valid = torch.ones(3, 64, dtype=torch.bool)
         valid[1, 40:] = False
     mask = draw_mask("random", grid=(8, 8), ratio=0.5, batch=3, generator=random, device="cpu", valid=valid)
-    hidden = hidden_positions(mask)
+    hidden = Hidden.of(mask.masked, 32)
     z = torch.randn(3, mask.visible.shape[1], config.encoder.width, generator=random, requires_grad=True)
     every = hidden.take(decoder(z, mask=mask, valid=valid))
     some = decoder(z, mask=mask, valid=valid, only=hidden.at)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from bridle.geometry import Geometry
 from bridle.nn.patch import PatchEmbed
+from bridle.nn.cross import CrossBlock, CrossTransformer
 from bridle.nn.transformer import Attention, Block, Transformer, initialise
 
 torch.set_num_threads(1)
@@ -87,6 +88,45 @@ def test_a_block_equals_torchs_prenorm_encoder_layer(padded: bool) -> None:
     valid = torch.tensor([[True] * 5, [True, True, False, True, False]]) if padded else None
     expected = theirs(x, src_key_padding_mask=None if valid is None else ~valid)
     torch.testing.assert_close(ours(x, key_valid=valid), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_cross_blocks_equal_torchs_decoder_layer_without_self_attention(padded: bool) -> None:
+    ours = CrossTransformer(width=12, depth=2, heads=3, mlp_ratio=2.0).double()
+    jitter(ours)
+    x, context = (torch.randn(2, n, 12, generator=seeded(n), dtype=torch.float64) for n in (5, 7))
+    key_valid = torch.arange(7) < torch.tensor([[7], [4]]) if padded else None
+    expected = x
+    for block in ours.blocks:
+        assert isinstance(block, CrossBlock)
+        attention = nn.MultiheadAttention(12, 3, batch_first=True).double()
+        kv = block.attn.kv
+        with torch.no_grad():
+            attention.in_proj_weight.copy_(torch.cat([block.attn.q.weight, kv.weight]))
+            attention.in_proj_bias.copy_(torch.cat([block.attn.q.bias, kv.bias]))
+            attention.out_proj.load_state_dict(block.attn.proj.state_dict())
+        asked = attention(
+            block.norm1(expected), context, context, key_padding_mask=None if key_valid is None else ~key_valid
+        )[0]
+        expected = expected + asked
+        expected = expected + block.mlp.fc2(nn.functional.gelu(block.mlp.fc1(block.norm2(expected))))
+    found = ours(x, context, key_valid=key_valid)
+    torch.testing.assert_close(found, expected)
+    again = CrossTransformer(width=12, depth=2, heads=3, mlp_ratio=2.0, checkpoint_activations=True).double()
+    again.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(again(x, context, key_valid=key_valid), expected)
+
+
+def test_a_query_does_not_depend_on_the_other_queries_and_padding_is_nobodys_key() -> None:
+    blocks = CrossTransformer(width=8, depth=2, heads=2).double()
+    jitter(blocks)
+    x, context = (torch.randn(2, n, 8, generator=seeded(n), dtype=torch.float64) for n in (5, 6))
+    key_valid = torch.tensor([[True] * 6, [True, True, False, True, False, False]])
+    found = blocks(x, context, key_valid=key_valid)
+    torch.testing.assert_close(blocks(x[:, [3, 1]], context, key_valid=key_valid), found[:, [3, 1]])
+    spoilt = torch.where(key_valid[..., None], context, 1e3)
+    torch.testing.assert_close(blocks(x, spoilt, key_valid=key_valid), found)
+    assert blocks(x, context, key_valid=torch.zeros_like(key_valid)).isfinite().all()
 
 
 def test_gradients_equal_finite_differences() -> None:
