@@ -123,9 +123,7 @@ class Measured(NamedTuple):
     repeats: int
 
 
-def chosen_model(
-    modality: str, size: str, repeats: int | None = None, overrides: Sequence[str] = ()
-) -> Measured:
+def chosen_model(modality: str, size: str, repeats: int | None = None, overrides: Sequence[str] = ()) -> Measured:
     """The user's recipe of a modality in a size, with `key=value` changes; base models have the paper's inputs."""
     recipe, sized = (PAPER[modality], []) if size == "base" else (modality, [f"size={size}"])
     config = load_config(recipe, [*sized, *overrides])

@@ -4,7 +4,8 @@ The networks run on tensors that have shapes and no contents, so a ViT-L is coun
 multiply-add counts as two operations; what is not a matrix product or attention (norms, activations) is left out, as
 usual. Attention's backward counts twice its forward: that some kernels compute the forward again is their business.
 
-Shapes: B samples of T tokens, V visible, H of the T − V hidden ones predicted. By hand, for a block of width D and MLP ratio r on n tokens:
+Shapes: B samples of T tokens, V visible, H of the T − V hidden ones predicted. By hand, for a block of width D and MLP
+ratio r on n tokens:
 
     forward = 2·n·(4 + 2r)·D² + 4·n²·D        backward = 2 · forward
 

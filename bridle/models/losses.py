@@ -1,7 +1,7 @@
 """The three losses of the paper (§3.2), and regression of patches; in float32 whatever the networks ran in.
 
-Shapes: B samples, H hidden tokens a sample that are predicted, M codebooks, K codes; logits M tensors (B, H, K_m), codes (B, H, M);
-patches (B, H, F).
+Shapes: B samples, H hidden tokens a sample that are predicted, M codebooks, K codes; logits M tensors (B, H, K_m),
+codes (B, H, M); patches (B, H, F).
 
 With w the weights of the stages, L_encoder = mean over hidden tokens of Σ_m w_m·L_m / Σ_m w_m; all 1 unless given.
 Patches: L_patches = mean over hidden tokens and their F numbers of (guess − target)², where a standardised target is

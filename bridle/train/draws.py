@@ -87,7 +87,7 @@ class Draws:
         return whole.rows(batch.rows.start, batch.rows.stop)
 
     def predicted(self, batch: Batch, mask: Mask) -> Hidden:
-        """The positions of these rows to predict: of each sample's hidden tokens the share `mask.predict`, at random."""
+        """Positions of these rows to predict: of each sample's hidden tokens the share `mask.predict`, at random."""
         T = mask.masked.shape[1]
         share, count = self.run.config.mask.predict, T - mask.visible.shape[1]
         if share == 1.0:

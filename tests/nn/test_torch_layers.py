@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bridle.geometry import Geometry
-from bridle.nn.patch import PatchEmbed
 from bridle.nn.cross import CrossBlock, CrossTransformer
+from bridle.nn.patch import PatchEmbed
 from bridle.nn.transformer import Attention, Block, Transformer, initialise
 
 torch.set_num_threads(1)

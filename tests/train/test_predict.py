@@ -155,9 +155,7 @@ def test_the_loss_is_the_mean_of_the_full_loss_over_the_predicted_tokens(
 
 
 @pytest.mark.parametrize("kind", ["window", "cross"])
-def test_micro_batches_give_the_update_and_accuracy_of_the_whole_batch(
-    small: Small, tmp_path: Path, kind: str
-) -> None:
+def test_micro_batches_give_the_update_and_accuracy_of_the_whole_batch(small: Small, tmp_path: Path, kind: str) -> None:
     states, accuracies = [], []
     for micro in ("null", "2"):
         shown = (f"decoder.kind={kind}", "mask.predict=0.3", f"encoder_phase.micro_batch={micro}")
