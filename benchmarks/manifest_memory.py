@@ -34,7 +34,7 @@ def main() -> None:
             file = write_manifest(Path(folder) / f"{count}.csv", count)
             first, again = measure(file, workers=0), measure(file, workers=2)
             index = sum(part.stat().st_size for part in Path(folder).glob(f".{file.name}.index/*"))
-            own, mapped = (max(worker[name] for worker in again["workers"]) for name in ("RssAnon", "RssFile"))
+            own, mapped = (max(sizes) for sizes in zip(*again["workers"], strict=True))
             sizes = f"{file.stat().st_size / 1e6:.1f} | {f'{index / 1e6:.1f}' if index else 'none'}"
             times = f"{first['seconds']:.2f} | {first['peak'] / 1e3:.0f} | {again['seconds']:.2f}"
             print(f"| {count:,} | {sizes} | {times} | {own / 1e3:.0f} | {mapped / 1e3:.0f} |", flush=True)
@@ -67,15 +67,15 @@ def child(file: Path, workers: int) -> None:
     print(json.dumps({"seconds": seconds, "peak": peak, "rows": len(found.train.paths), "workers": seen}))
 
 
-def look(found: Any, seed: int) -> dict[str, int]:
-    """Ask for random rows in a worker, then for its memory in kB."""
+def look(found: Any, seed: int) -> tuple[int, ...]:
+    """Ask for random rows in a worker, then for its own and its mapped memory in kB."""
     draw, listing = random.Random(seed), found.train
     for _ in range(LOOKS):
         at = draw.randrange(len(listing.paths))
         assert found.classes[listing.labels[at]] == f"class{int(listing.paths[at].stem.rpartition('-')[2]) % 500}"
         assert listing.spans[at][1] == listing.spans[at][0] + 10
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {name: int(status[name].split()[0]) for name in ("RssAnon", "RssFile")}
+    return tuple(int(status[name].split()[0]) for name in ("RssAnon", "RssFile"))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from soak.fuzz import SPECIMENS, good_files, lay_out
 
 from bridle.data.listing import table_on_disk
 from bridle.data.listing.manifest import parse_manifest
-from bridle.data.listing.table import DataListing
 from bridle.errors import DataError
 from bridle.files import host_name
 
@@ -83,21 +82,17 @@ def test_what_was_changed_is_refused_in_a_line(tmp_path: Path, kind: str, harm: 
     assert str(tmp_path) in str(error.value)
 
 
-def test_what_a_killed_process_was_building_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_what_a_killed_process_was_building_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "list.csv").write_text("path\na.wav\nb.wav\n")
     place = tmp_path / ".list.csv.index"
 
-    def build(folder: Path | None) -> DataListing:
-        return parse_manifest(tmp_path / "list.csv", tmp_path, folder)
-
-    def killed(folder: Path | None) -> DataListing:
-        build(folder)
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError("it lives")
-
+    listing = parse_manifest(tmp_path / "list.csv", tmp_path)
     child = os.fork()
     if child == 0:
-        table_on_disk.build_at(place, key="k", root=tmp_path, build=killed)
+        monkeypatch.setattr(table_on_disk, "fingerprint", lambda file: os.kill(os.getpid(), signal.SIGKILL))
+        table_on_disk.store_index(place, listing, key="k", root=tmp_path)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     left = tmp_path / f"..list.csv.index.{host_name()}.{child}.tmp"
     others = [
@@ -108,9 +103,9 @@ def test_what_a_killed_process_was_building_is_removed_by_the_next(tmp_path: Pat
     for other in others:
         other.mkdir()
     assert left.is_dir()
-    table_on_disk.build_at(place, key="k", root=tmp_path, build=build)
+    table_on_disk.store_index(place, listing, key="k", root=tmp_path)
     assert left.is_dir()  # young: in a container beside, its number may be a living process's
     for path in (left, *others):
         os.utime(path, (0, 0))
-    assert len(table_on_disk.build_at(place, key="k", root=tmp_path, build=build).train.paths) == 2
+    assert len(table_on_disk.store_index(place, listing, key="k", root=tmp_path).train.paths) == 2
     assert sorted(tmp_path.iterdir()) == sorted([tmp_path / "list.csv", place, *others])

@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ import bridle
 from bridle.config import dump_config, load_config
 from bridle.console import ProgressLine
 from bridle.data.listing.manifest import parse_manifest
-from bridle.data.listing.table_on_disk import build_at
 from bridle.data.listing.table_on_disk import read_index as read_rows_index
+from bridle.data.listing.table_on_disk import store_index
 from bridle.errors import DataError
 from bridle.export.convert import convert_file
-from bridle.files import sha256_of, sha256_of_json
+from bridle.files import fingerprint, sha256_of, sha256_of_json
 from bridle.infer.model import Model
 from bridle.infer.read import read_codes
 from bridle.infer.sequences import read_sequences, write_sequences
@@ -168,8 +168,7 @@ def write_rows(folder: Path) -> None:
         table = csv.writer(file)
         table.writerow(["path", "labels", "start", "end", "fold"])
         table.writerows([f"ä/{i}.wav", f"c{i % 5};d", i / 4, i / 4 + 1, i % 3] for i in range(9))
-    build = partial(parse_manifest, folder / "list.csv", folder)
-    build_at(folder / "rows", key="k", root=folder, build=build)
+    store_index(folder / "rows", parse_manifest(folder / "list.csv", folder), key="k", root=folder)
 
 
 def read_stored_rows(folder: Path) -> None:
@@ -183,8 +182,7 @@ def read_stored_rows(folder: Path) -> None:
 def sign_rows(folder: Path) -> None:
     def change(facts: dict[str, Any]) -> None:
         for name in facts["files"]:
-            path = folder / "rows" / name
-            facts["files"][name] = [path.stat().st_size, sha256_of(path)]
+            facts["files"][name] = fingerprint(folder / "rows" / name)
         facts.pop("digest")
         facts["digest"] = sha256_of_json(facts)
 

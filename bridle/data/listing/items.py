@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import glob
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from math import nan
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -66,21 +64,20 @@ class Item(NamedTuple):
 class Items(Lazy[Item]):
     """Items in flat arrays, 24 bytes each and the name: a million Path objects would be copied into workers."""
 
+    NAMES = (*PathList.NAMES, *Spans.NAMES)
+
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        self.names = PathList(Path())  # of a member its shard, name, offset and size, with NUL between them
-        self.starts, self.stops = array("d"), array("d")
-        self.spans = Spans(self.starts, self.stops)
+        super().__init__()
+        self.names = PathList(Path(), columns=self.columns)
+        self.spans = Spans(self.columns)
         for item in items:
             self.append(item)
 
     def append(self, item: Item) -> None:
-        location, (start, end) = item
+        location, span = item
+        # Of a member: its shard, name, offset and size, with NUL between them.
         self.names.append("\0".join(map(str, location)) if isinstance(location, TarMember) else os.fspath(location))
-        self.starts.append(start)
-        self.stops.append(nan if end is None else end)
-
-    def __len__(self) -> int:
-        return len(self.starts)
+        self.spans.append(span)
 
     def row(self, at: int) -> Item:
         path, *member = os.fspath(self.names[at]).split("\0")

@@ -93,15 +93,15 @@ def find_lists(root: Path, *, extensions: Sequence[str]) -> DataListing:
     files = [root / f"{split}.csv" for split in splits]
     build = partial(parse_lists, root, splits, extensions)
     if sum(file.stat().st_size for file in files) < LARGE:
-        return build(None)
+        return build()
     states = [stamp(file) for file in (*files, root / "classes.txt")]
     key = sha256_of_json([FORMAT, "lists", states, sorted(extensions)])
     return indexed(places=index_places(files[0]), key=key, root=root, build=build)
 
 
-def parse_lists(root: Path, splits: Sequence[str], extensions: Sequence[str], folder: Path | None) -> DataListing:
-    """Read every line; columns go to `folder`, or stay in memory."""
-    table = Table(root=root, file=root / "train.csv", numbering=read_label_file(root), folder=folder)
+def parse_lists(root: Path, splits: Sequence[str], extensions: Sequence[str]) -> DataListing:
+    """Read every line."""
+    table = Table(root=root, file=root / "train.csv", numbering=read_label_file(root))
     for split in splits:
         file, empty = root / f"{split}.csv", True
         for name, label, where in list_rows(file, extensions):

@@ -53,7 +53,7 @@ def read_manifest(file: Path, *, base: Path | None, test_fold: int | None = None
     root, classes = base or file.parent, file.parent / "classes.txt"
     build = partial(parse_manifest, file, root)
     if file.stat().st_size < LARGE:
-        found = build(None)
+        found = build()
     else:
         key = sha256_of_json([FORMAT, "manifest", stamp(file), stamp(classes)])
         found = indexed(places=index_places(file), key=key, root=root, build=build)
@@ -65,9 +65,9 @@ def index_places(file: Path) -> list[Path]:
     return [file.with_name(f".{file.name}.index"), cache_place(file)]
 
 
-def parse_manifest(file: Path, root: Path, folder: Path | None) -> DataListing:
-    """Read every row; columns go to `folder`, or stay in memory."""
-    table = Table(root=root, file=file, numbering=read_label_file(file.parent), folder=folder)
+def parse_manifest(file: Path, root: Path) -> DataListing:
+    """Read every row."""
+    table = Table(root=root, file=file, numbering=read_label_file(file.parent))
     kind: str | None = None  # `label` or `labels`: the first row that is labelled decides
     empty = True
     for values, where in manifest_rows(file):

@@ -1,31 +1,19 @@
 """Rows of a file list on their way into a data set: names, classes, spans and folds, packed.
 
-A row costs its path and some fifty bytes, in memory or, of a long list, in files that are mapped (see `columns`).
+A row costs its path and some fifty bytes, in memory or, of a long list, in files that are mapped (`table_on_disk`).
 """
 
 from __future__ import annotations
 
-import os
 from array import array
-from collections.abc import Collection, Mapping, Sequence
-from math import nan
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.data.listing.columns import (
-    WHOLE,
-    Chosen,
-    Growing,
-    MemberList,
-    MultiLabels,
-    PathList,
-    Span,
-    Spans,
-    renumbered,
-)
+from bridle.data.listing.columns import WHOLE, Chosen, Columns, Lazy, MemberList, MultiLabels, PathList, Span, Spans
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Labels
 from bridle.errors import ConfigError, DataError, quoted
@@ -42,8 +30,7 @@ class Line(NamedTuple):
 
 
 Where = str | Line  # what begins a message about a row
-SPILL_EVERY = 1 << 17  # rows
-COLUMNS = (*("names", "ends", "labels", "label_ends", "starts", "stops", "folds"), *("of", "offsets", "sizes"))
+COMPARED = 100_000  # rows; of longer lists nobody looks for files that are both in train and test
 
 
 def span_text(span: Span) -> str:
@@ -106,26 +93,21 @@ class Numbering:
 
 
 class Rows:
-    """The rows of one split, in columns; those of long lists go to files in `folder` as they grow."""
+    """The rows of one split, in columns."""
 
-    def __init__(self, root: Path, *, split: str = "", folder: Path | None = None) -> None:
-        self.root = root
-        self.columns = {name: Growing(f"{split}.{name}", folder) for name in COLUMNS}
-        self.shards: list[Path] = []  # that the rows are members of; empty where they are files
-        self.columns["ends"].append(0)
-        self.columns["label_ends"].append(0)
-        self.labelled: bool | None = None  # None until the first row tells
-        self.folded: bool | None = None
-        self.spanned = False  # starts and stops are filled in when the first row has some
-        self.rows, self.length, self.label_count = 0, 0, 0  # rows, bytes of names, labels
+    def __init__(self, paths: PathList | MemberList) -> None:
+        self.paths, self.labels, self.spans, self.folds = paths, MultiLabels(), Spans(), array("q")
+        self.labelled = self.folded = self.spanned = False  # the first row tells; spans: any row
         self.seen: set[int] = set()  # labels
 
     def __len__(self) -> int:
-        return self.rows
+        return len(self.paths)
 
-    def add(self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: Where) -> None:
-        """One file, or one member of the last of the shards."""
-        if self.rows == 0:
+    def add(
+        self, name: str, *, labels: Sequence[int] | None, span: Span, fold: int | None, where: Where, **member: int
+    ) -> None:
+        """One file, or one member of the last of the shards (then with its offset and size)."""
+        if not self:
             self.labelled, self.folded = labels is not None, fold is not None
         if self.labelled != (labels is not None):
             states = ("has no label", "have one") if self.labelled else ("has a label", "have none")
@@ -133,89 +115,47 @@ class Rows:
         if self.folded != (fold is not None):
             raise DataError(f"{where}: fold is {fold}; give a fold in every row, or in none.")
         try:
-            encoded = os.fsencode(name)
+            self.paths.append(name, **member)
         except UnicodeEncodeError as error:
             raise DataError(f"{where}: path {quoted(name)} cannot be the name of a file.") from error
-        columns = self.columns
-        columns["names"].add_bytes(encoded)
-        self.length += len(encoded)
-        columns["ends"].append(self.length)
-        if labels:
-            columns["labels"].extend(labels)
-            self.seen.update(labels)
-            self.label_count += len(labels)
-        columns["label_ends"].append(self.label_count)
+        self.labels.append(labels or ())
+        self.seen.update(labels or ())
+        self.spans.append(span)
+        self.spanned = self.spanned or span != WHOLE
         if fold is not None:
-            columns["folds"].append(fold)
-        if self.spanned or span != WHOLE:
-            self._add_span(span)
-        self.rows += 1
-        if self.rows % SPILL_EVERY == 0:
-            for column in columns.values():
-                column.spill()
-
-    def add_member(self, offset: int, size: int) -> None:
-        """Where in the last of the shards the row lies that is added next."""
-        for name, value in (("of", len(self.shards) - 1), ("offsets", offset), ("sizes", size)):
-            self.columns[name].append(value)
-
-    def _add_span(self, span: Span) -> None:
-        starts, stops = self.columns["starts"], self.columns["stops"]
-        if not self.spanned:
-            self.spanned = True
-            starts.extend(array("d", [WHOLE[0]]) * self.rows)
-            stops.extend(array("d", [nan]) * self.rows)
-        starts.append(span[0])
-        stops.append(nan if span[1] is None else span[1])
+            self.folds.append(fold)
 
     def finish(self, final: NDArray[np.int32] | None, *, multilabel: bool) -> tuple[Listing, Sequence[int] | None]:
-        """The rows with their final class numbers (None: without labels), and their folds; nothing else is kept."""
-        wanted = {"names", "ends", "folds" if self.folded else ""}
+        """The rows with their final class numbers (None: without labels), and their folds."""
+        labels: Labels | None = None
         if final is not None:
-            wanted |= {"labels", "label_ends"} if multilabel else {"labels"}
-        wanted |= {"starts", "stops"} if self.spanned else set()
-        wanted |= {"of", "offsets", "sizes"} if self.shards else set()
-        columns = {name: self.columns[name].finish() for name in COLUMNS if name in wanted}
-        self.discard(keep=wanted)
-        if final is not None:
-            columns["labels"] = renumbered(columns["labels"], final)
-        return listing_of(columns, root=self.root, shards=self.shards), columns.get("folds")
-
-    def discard(self, keep: Collection[str] = ()) -> None:
-        """Remove the files of columns that are not needed."""
-        for name in set(COLUMNS).difference(keep):
-            self.columns[name].discard()
+            given = self.labels.columns
+            numbers = array("i", final[np.asarray(given["labels"])].astype(np.intc).tobytes())
+            labels = MultiLabels({**given, "labels": numbers}) if multilabel else numbers
+        listing = Listing(self.paths, labels, self.spans if self.spanned else None)
+        return listing, self.folds if self.folded else None
 
 
-def listing_of(columns: Mapping[str, Any], *, root: Path, shards: Sequence[Path]) -> Listing:
-    """The rows of finished columns, by name; they are members of `shards` where there are some."""
-    paths: Sequence[Location] = PathList.packed(root, buffer=columns["names"], ends=columns["ends"])
-    if shards:
-        members = {"shard_of": columns["of"], "offsets": columns["offsets"], "sizes": columns["sizes"]}
-        paths = MemberList(
-            shards, names=PathList.packed(Path(), buffer=columns["names"], ends=columns["ends"]), **members
-        )
-    labels: Labels | None = columns.get("labels")
-    if "label_ends" in columns:
-        labels = MultiLabels(columns["labels"], columns["label_ends"])
-    return Listing(paths, labels, Spans(columns["starts"], columns["stops"]) if "starts" in columns else None)
+def columns_of(listing: Listing) -> Columns:
+    """The columns that a listing is made of, by name."""
+    parts = [part.columns for part in listing if isinstance(part, Lazy)]
+    single = {} if listing.labels is None or isinstance(listing.labels, Lazy) else {"labels": listing.labels}
+    return {name: column for part in (*parts, single) for name, column in part.items()}
+
+
+def listing_of(columns: Columns, *, root: Path, shards: Sequence[Path]) -> Listing:
+    """The rows of columns, by name; they are members of `shards` where there are some."""
+    paths = MemberList(shards, columns) if shards else PathList(root, columns=columns)
+    labels = MultiLabels(columns) if "label_ends" in columns else columns.get("labels")
+    return Listing(paths, labels, Spans(columns) if "starts" in columns else None)
 
 
 class Table:
     """Collects the rows of a list; `finish` makes the data set of them."""
 
-    def __init__(
-        self,
-        *,
-        root: Path,
-        file: Path,
-        numbering: Numbering,
-        multilabel: bool = False,
-        folder: Path | None = None,  # where columns go that are not to be held in memory
-    ) -> None:
+    def __init__(self, *, root: Path, file: Path, numbering: Numbering, multilabel: bool = False) -> None:
         self.file, self.numbering, self.multilabel = file, numbering, multilabel
-        self.splits = {name: Rows(root, split=name, folder=folder) for name in ("train", "test", "val")}
-        self.in_memory = folder is None
+        self.splits = {name: Rows(PathList(root)) for name in ("train", "test", "val")}
 
     def add(
         self,
@@ -243,9 +183,6 @@ class Table:
         if train.labelled and test is not None and not test.labelled:
             said.append(f"the test rows of {quoted(self.file)} have no labels and are left out.")
             test = None
-        for rows in self.splits.values():
-            if rows not in (train, test):
-                rows.discard()
         classes, final = self.numbering.settled() if train.labelled else (None, None)
         if classes is not None and test is not None:
             names = list(self.numbering.numbers)
@@ -253,7 +190,7 @@ class Table:
             said += check_classes(unseen, self.file, declared=self.numbering.names is not None)
         to_train, folds = train.finish(final, multilabel=self.multilabel)
         to_test = None if test is None else test.finish(final, multilabel=self.multilabel)[0]
-        if self.in_memory and to_test and not (to_train.spans or to_test.spans):
+        if to_test and len(train) < COMPARED and not (to_train.spans or to_test.spans):
             shared = len(set(to_train.paths) & set(to_test.paths))
             note = f"{shared} of the test files of {quoted(self.file)} are also for training: scores are too good."
             said += [note] if shared else []

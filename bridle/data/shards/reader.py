@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.data.listing.columns import MemberList
 from bridle.data.listing.table import DataListing, Rows, hold_out, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index
 from bridle.data.loading.worker_pool import map_in_order
@@ -60,7 +61,7 @@ def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None 
         return hold_out(stored.listing, test_fold, root, declared=declared)
     build = partial(scan_shards, root, files, extensions)
     if sum(stamp(file)[0] for file in (*files.train, *files.test)) < LARGE:
-        found = build(None)
+        found = build()
     else:
         times = [stamp(file) for file in (*files.train, *files.test)]
         found = indexed(places=[cache_place(root)], key=sha256_of_json([key, times]), root=root, build=build)
@@ -124,8 +125,9 @@ def listed(folder: Path) -> list[Path]:
 class ShardRows(Rows):
     """The samples of one split, shard by shard, before classes have numbers."""
 
-    def __init__(self, split: str, folder: Path | None, numbers: dict[Label, int]) -> None:
-        super().__init__(Path(), split=split, folder=folder)
+    def __init__(self, numbers: dict[Label, int]) -> None:
+        self.members = MemberList([])
+        super().__init__(self.members)
         self.numbers = numbers  # of the labels, in the order they come; shared by all splits
         self.first: dict[int, str] = {}  # where each of these was first seen
         self.notes: list[str] = []
@@ -134,7 +136,7 @@ class ShardRows(Rows):
         self.multilabel = False
 
     def add_shard(self, shard: Path, contents: Contents) -> None:
-        self.shards.append(shard)
+        self.members.shards.append(shard)
         self.notes += contents.notes
         self.damage += contents.damage
         self.multilabel = self.multilabel or contents.multilabel
@@ -144,19 +146,16 @@ class ShardRows(Rows):
             for label in labels:
                 self.first.setdefault(label, where)
             self.unlabelled += row.labels is None
-            self.add_member(offset, size)
-            self.add(name, labels=labels, span=row.span, fold=row.fold, where=where)
+            self.add(name, labels=labels, span=row.span, fold=row.fold, where=where, offset=offset, size=size)
 
 
-def scan_shards(
-    root: Path, files: ShardFiles, extensions: Sequence[str], folder: Path | None, *, workers: int = 0
-) -> DataListing:
-    """What the headers and labels of all shards say; columns go to `folder`, or stay in memory."""
+def scan_shards(root: Path, files: ShardFiles, extensions: Sequence[str], *, workers: int = 0) -> DataListing:
+    """What the headers and labels of all shards say."""
     numbers: dict[Label, int] = {}
     collected: list[ShardRows] = []
     scan = partial(scan_shard, extensions=tuple(extensions))
-    for split, shards in (("train", files.train), ("test", files.test)):
-        collected.append(ShardRows(split, folder, numbers))
+    for shards in (files.train, files.test):
+        collected.append(ShardRows(numbers))
         results = map_in_order(scan, shards, workers=workers, records=(Contents, ShardSample, ShardRow))
         for shard, contents in zip(shards, results, strict=True):
             if isinstance(contents, DataError):
@@ -176,8 +175,6 @@ def scan_shards(
     if not train.unlabelled and test is not None and test.unlabelled:
         notes.append("the held-out shards have samples without a label and are left out; scores come from train.")
         test = None
-    if test is None:
-        collected[1].discard()
     classes, final = (None, None) if train.unlabelled else number_classes(root, train, test)
     multilabel = train.multilabel or (test is not None and test.multilabel)
     to_train, folds = train.finish(final, multilabel=multilabel)

@@ -23,7 +23,7 @@ from bridle.data.inspect.statistics import guess_modality
 from bridle.data.listing.folders import files_below
 from bridle.data.listing.layouts import find_listing, tell_layout
 from bridle.data.listing.table import DataListing, Listing
-from bridle.data.listing.table_on_disk import FORMAT, build_at
+from bridle.data.listing.table_on_disk import FORMAT, store_index
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import Modality, all_extensions, file_modalities, file_modality
 from bridle.data.shards.packing import entry_bytes, pack, rows_of
@@ -255,12 +255,8 @@ def finish(
     if skipped:
         (out / SKIPPED).write_text("".join(json.dumps(row) + "\n" for row in skipped), encoding="utf-8")
     files = split_shards(out)
-    build_at(
-        out / INDEX,
-        key=shards_key(out, files, extensions),
-        root=out,
-        build=lambda folder: scan_shards(out, files, extensions, folder, workers=workers),
-    )
+    listing = scan_shards(out, files, extensions, workers=workers)
+    store_index(out / INDEX, listing, key=shards_key(out, files, extensions), root=out)
     samples: dict[str, int] = {}
     for record in records:
         samples[record.split] = samples.get(record.split, 0) + record.samples

@@ -316,7 +316,7 @@ def test_the_index_says_what_a_scan_says(photos: Path, tmp_path: Path) -> None:
 def test_an_index_that_does_not_fit_is_told_and_not_used(photos: Path, tmp_path: Path, harm: str) -> None:
     out = tmp_path / "out"
     shard(photos, out)
-    labels = out / "index" / "train.labels"
+    labels = out / "index" / "train.labels.npy"
     if harm == "stale":
         (out / "train-000001.tar").write_bytes((out / "train-000000.tar").read_bytes())
     elif harm == "truncated":
