@@ -90,11 +90,20 @@ def codebooks(
     overrides: Overrides = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="Only this iteration's tokenizer.")] = None,
     items: Annotated[int | None, typer.Option(min=1, help="At most so many samples; default: all.")] = None,
+    reconstruct: Annotated[
+        bool, typer.Option("--reconstruct", help="What decoding loses by number of stages, beside JPEG, Opus, MP3.")
+    ] = False,
 ) -> None:
     """Check the codebooks: usage, entropy, information, stability, advice; table and figures.
 
+    --reconstruct decodes held-out items with the run's detokenizer instead (`bridle detokenizer RUN` trains one).
+
     Example:  bridle codebooks runs/c10
+              bridle codebooks runs/c10 --reconstruct
     """
+    if reconstruct:
+        show_reconstruction(results_folder(run), overrides or [], iteration=iteration, items=items)
+        return
     from bridle.evaluate.codebooks.command import examine_run
     from bridle.report.plots import write_codebook_figures
     from bridle.report.tables import codebook_table, verdict_lines
@@ -110,6 +119,19 @@ def codebooks(
         terminal.print()
     written = write_codebook_figures(evaluations, run / "figures")
     typer.echo(f"wrote {path} and {len(written)} figures in {run / 'figures'}")
+    typer.echo(f"Next:  bridle report {run}")
+
+
+def show_reconstruction(run: Path, overrides: list[str], *, iteration: int | None, items: int | None) -> None:
+    """Measure rate and distortion and print one table for every iteration."""
+    from bridle.evaluate.codebooks.command import reconstruct_run
+    from bridle.report.reconstruction import rate_table
+    from bridle.runs.reconstruction import RateDistortion, read_reconstruction
+
+    written, terminal = reconstruct_run(run, overrides, iteration=iteration, items=items), screen()
+    for path in written:
+        terminal.print(rate_table(read_reconstruction(path, RateDistortion)))
+        typer.echo(f"wrote {path}")
     typer.echo(f"Next:  bridle report {run}")
 
 

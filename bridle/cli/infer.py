@@ -145,12 +145,13 @@ def detokenizer(
 
     Example:  bridle detokenizer runs/c10 detokenizer.steps=1000
     """
-    from bridle.infer.detokenizer import detokenizer_run, read_result, reconstruction_table
+    from bridle.infer.detokenizer import detokenizer_run, reconstruction_table
+    from bridle.runs.reconstruction import Reconstruction, read_reconstruction
 
     result = detokenizer_run(results_folder(run), overrides or [], iteration=iteration)
     if not is_first_process():
         return
-    screen().print(reconstruction_table(read_result(result)))
+    screen().print(reconstruction_table(read_reconstruction(result, Reconstruction)))
     typer.echo(f"wrote {result}")
     typer.echo(
         f"Next:  bridle tokenize {run} INPUT --out codes.npz   ·   bridle detokenize {run} codes.npz --out decoded"

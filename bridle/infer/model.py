@@ -234,7 +234,7 @@ class Model:
     @cached_property
     def detokenizer(self) -> Detokenizer:
         """The network from codes to inputs; UsageError names the command that trains one."""
-        from bridle.infer.detokenizer import read_detokenizer
+        from bridle.train.detokenizer import read_detokenizer
 
         if self.folder is None:
             raise UsageError("this model was built in memory; a detokenizer belongs to a run: use bridle.load(RUN).")

@@ -24,9 +24,9 @@ from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.modality import front_end
 from bridle.data.modality import modality_of
 from bridle.errors import DataError, UsageError, quoted
+from bridle.evaluate.reconstruction.measure import is_spectrogram
 from bridle.files import replacing
 from bridle.geometry import Geometry
-from bridle.infer.detokenizer import is_spectrogram
 from bridle.infer.model import Model
 from bridle.infer.read import CodesFile
 

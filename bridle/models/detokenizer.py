@@ -42,6 +42,15 @@ def prefix_vectors(quantizer: ResidualQuantizer, codes: Tensor, stages: Tensor) 
     return q
 
 
+def decode_prefix(
+    detokenizer: Detokenizer, quantizer: ResidualQuantizer, codes: Tensor, m: int, *, valid: Tensor | None = None
+) -> Tensor:
+    """codes (B, T, M) -> (B, C, *input): the input rebuilt from the first m stages, normalised."""
+    stages = torch.full((len(codes),), m, device=codes.device)
+    rebuilt: Tensor = detokenizer(quantizer.decode(codes, stages=m), stages=stages, valid=valid)
+    return rebuilt
+
+
 def reconstruction_loss(
     guess: Tensor, x: Tensor, *, geometry: Geometry, valid: Tensor | None = None, scales: int = 1
 ) -> Tensor:

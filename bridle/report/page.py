@@ -14,10 +14,12 @@ from bridle.errors import CheckpointError, UsageError, quoted
 from bridle.evaluate.verdict import Verdict, judge_results
 from bridle.files import replacing
 from bridle.report.plots import code_norm_histograms, code_usage_bars, loss_curves, probe_bars, stage_curves
+from bridle.report.reconstruction import RateView, rate_curves, rate_view
 from bridle.report.runs import RunSummary, decimal, number, percent, read_run, thousands, whole
 from bridle.report.score_tables import further_tables, score_words, summary_tables
 from bridle.report.svg import DARK, LIGHT, Plot, css_variables
 from bridle.report.tables import best_of
+from bridle.runs.reconstruction import RateDistortion
 from bridle.runs.results import Evaluation, Results, Scores
 
 __all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
@@ -35,6 +37,14 @@ class Figure(NamedTuple):
     caption: str
     svg: str
     score: str = "accuracy"  # what a probe figure shows
+
+
+class RateSection(NamedTuple):
+    """Rate and distortion of the runs of one title."""
+
+    title: str
+    table: RateView
+    svg: str  # empty where there is nothing to draw
 
 
 class RunView(NamedTuple):
@@ -61,6 +71,7 @@ def write_report(
         "probes": _probe_figures(named),
         "summary": summary_tables(named),
         "further": further_tables(named),
+        "rates": _rates(named),
         "runs": [_run_view(run) for run in named],
     }
     publish_page(render_page("page.html", shown), target)
@@ -132,6 +143,22 @@ def _probe_figures(runs: Sequence[RunSummary]) -> list[Figure]:
         for title, (probes, plot) in found.items()
         if plot is not None
     ]
+
+
+def _rates(runs: Sequence[RunSummary]) -> list[RateSection]:
+    """Rate and distortion of all runs of a title in one table and one figure."""
+    found: dict[str, list[tuple[str, RateDistortion]]] = {}
+    for run in runs:
+        for one in run.rates:
+            name = f"{run.label} iter {one.iteration}," if len(run.rates) > 1 else f"{run.label},"
+            found.setdefault(run.title, []).append((name, one))
+    # Rates in different units cannot share a table.
+    same = {title: [pair for pair in pairs if pair[1].unit == pairs[0][1].unit] for title, pairs in found.items()}
+    sections = []
+    for title, pairs in same.items():
+        plot = rate_curves(pairs)
+        sections.append(RateSection(title, rate_view(pairs), "" if plot is None else plot.inline()))
+    return sections
 
 
 def _run_view(run: RunSummary) -> RunView:

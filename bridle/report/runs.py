@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridle.config import Config
-from bridle.errors import BridleError, UsageError, quoted
+from bridle.errors import BridleError, CheckpointError, UsageError, quoted
 from bridle.runs.folder import RunFolder
+from bridle.runs.reconstruction import RateDistortion, read_rates
 from bridle.runs.results import Evaluation, Results, readable_part
 from bridle.runs.results_file import kept_files
 
@@ -47,6 +48,7 @@ class RunSummary(NamedTuple):
     examined: Results = Results()  # codebooks.json
     further: tuple[Measured, ...] = ()
     quarantine: tuple[Row, ...] = ()
+    rates: tuple[RateDistortion, ...] = ()  # of `bridle codebooks --reconstruct`, by iteration
     gallery: Gallery | None = None  # pictures of the run's data; None if they were not asked for
     folder: str = ""  # the name of its directory: runs of one recipe share all other names
     settings: Config | None = None  # config.yaml, where this version can read it
@@ -82,6 +84,7 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
         examined=_read_results(folder / "codebooks.json", notes),
         further=tuple(_read_further(folder, notes)),
         quarantine=tuple(_read_rows(folder / "quarantine.jsonl", notes)),
+        rates=tuple(_read_rates(folder, notes)),
         notes=tuple(notes),
         folder=name,
         settings=settings,
@@ -97,6 +100,14 @@ def _read_further(folder: Path, notes: list[str]) -> list[Measured]:
             if results.evaluations and not same:
                 found.append(Measured(kind, results))
     return found
+
+
+def _read_rates(folder: Path, notes: list[str]) -> list[RateDistortion]:
+    try:
+        return read_rates(folder)
+    except CheckpointError as error:
+        notes.append(str(error))
+        return []
 
 
 def _read_results(path: Path, notes: list[str]) -> Results:

@@ -1,4 +1,4 @@
-"""Token maps, typical patches and nearest neighbours of a run, from its last model and some of its data.
+"""Token maps, dictionary of codes, decoded samples and nearest neighbours: a run's last model on some of its data.
 
 Shapes: N samples (C, *input), T tokens, M stages, K_m codes, Dq code width, D features.
 
@@ -8,6 +8,7 @@ nothing is random. Data that cannot be opened (moved, given from Python, unreada
 
 from __future__ import annotations
 
+import collections
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -25,21 +26,26 @@ from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import modality_of
 from bridle.data.sources import Audible, Sample, Sound, Source
 from bridle.errors import BridleError, CheckpointError, DataError, UsageError
+from bridle.evaluate.reconstruction.rate import Codec, open_codec
 from bridle.models.build import require_tokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
 from bridle.nn.pooling import mean_pool
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.rules import stage_inputs
+from bridle.report.decoded import SOUND_BYTES as DECODED_BYTES
+from bridle.report.decoded import CodeAlone, Decoder, SideBySide, place_map
 from bridle.report.sample_pictures import Canvas, code_colors, data_uri, limits_of, sound_uri
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
+from bridle.runs.reconstruction import RESULT
 from bridle.train.algorithm1 import restore_frozen
 
 POOL = (24, 384)  # fewest and most samples looked at
 POOL_VALUES = 8_000_000  # numbers in all of them, between those bounds
 BATCH = 32
 MAPS, CODES, PATCHES, QUERIES, HITS = 4, 6, 8, 4, 5
+DECODED, LABELS = 3, 2  # samples side by side with their reconstructions; labels named for a code
 MAP_SIZE, THUMBNAIL, STRIP = 480, 160, 512  # pixels, the longest side
 SOUND_BYTES = 200_000
 CRISP = 64  # pixels; smaller pictures are enlarged without smoothing
@@ -64,12 +70,15 @@ class TokenMap(NamedTuple):
 
 
 class CodeStrip(NamedTuple):
-    """The patches nearest to one code."""
+    """One code: the patches nearest to it, how often and where it occurs, with which labels, and what it decodes to."""
 
     code: int
     share: float  # of the tokens looked at
     color: str  # "#rrggbb", as in the token maps
     patches: str
+    where: str = ""  # how often at each place of the grid
+    labels: str = ""  # the commonest labels of its samples; empty without labels
+    alone: CodeAlone | None = None  # None without a detokenizer
 
 
 class Neighbours(NamedTuple):
@@ -89,6 +98,7 @@ class Gallery(NamedTuple):
     maps: list[TokenMap] = []  # noqa: RUF012 - never changed
     codes: list[list[CodeStrip]] = []  # noqa: RUF012 - one list per stage
     neighbours: list[Neighbours] = []  # noqa: RUF012
+    decoded: list[SideBySide] = []  # noqa: RUF012
 
 
 def gallery_of(folder: Path) -> Gallery:
@@ -96,7 +106,10 @@ def gallery_of(folder: Path) -> Gallery:
     try:
         config = RunFolder(folder).config()
         encoder, tokenizer, iteration = last_networks(folder, config)
-        return make_gallery(config, encoder, tokenizer, iteration=iteration)
+        codec = None
+        if (RunFolder(folder).detokenizer(iteration).path / RESULT).is_file():
+            codec = open_codec(folder, config, tokenizer, iteration)
+        return make_gallery(config, encoder, tokenizer, iteration=iteration, codec=codec)
     except (BridleError, OSError) as error:
         return Gallery(note=f"No samples are shown: {error}")
 
@@ -115,8 +128,10 @@ def last_networks(folder: Path, config: Config) -> tuple[Encoder, Tokenizer, int
     raise problem or UsageError("no encoder phase is finished yet.")
 
 
-def make_gallery(config: Config, encoder: Encoder, tokenizer: Tokenizer, *, iteration: int) -> Gallery:
-    """Token maps, typical patches and neighbours of a run's own data."""
+def make_gallery(
+    config: Config, encoder: Encoder, tokenizer: Tokenizer, *, iteration: int, codec: Codec | None = None
+) -> Gallery:
+    """Token maps, dictionary of codes and neighbours of a run's own data; with a codec also decoded samples."""
     geometry = config.geometry.build()
     kind = modality_of(config).drawing_of(geometry)
     if kind is None:
@@ -127,13 +142,15 @@ def make_gallery(config: Config, encoder: Encoder, tokenizer: Tokenizer, *, iter
     chosen = choose_samples(config, source)
     canvas = Canvas(geometry, kind=kind, limits=limits_of(torch.stack([s.x for s in chosen.values()]), kind))
     pool = Pool(config, encoder, tokenizer, source, chosen, canvas)
+    decoder = None if codec is None else Decoder(config, codec, canvas)
     return Gallery(
         about=f"{len(chosen)} {part} samples, model at the end of iter{iteration}",
         wide=canvas.width > 2 * canvas.height,
         crisp=kind != "line" and min(canvas.width, canvas.height) <= CRISP,
         maps=pool.maps(),
-        codes=[pool.strips(m) for m in range(tokenizer.quantizer.codebooks)],
+        codes=[pool.strips(m, decoder) for m in range(tokenizer.quantizer.codebooks)],
         neighbours=pool.neighbours(),
+        decoded=[] if decoder is None else pool.side_by_side(decoder),
     )
 
 
@@ -175,6 +192,7 @@ class Pool:
         canvas: Canvas,
     ) -> None:
         samples, quantizer = list(chosen.values()), tokenizer.quantizer
+        self.samples, self.quantizer = samples, quantizer
         self.source, self.canvas, self.indices = source, canvas, list(chosen)
         # A page that is passed on need not tell where on somebody's disk the data lies.
         self.prefix = "" if config.data.root is None else str(Path(config.data.root)) + "/"
@@ -220,13 +238,23 @@ class Pool:
             found.append(Neighbours(self._shown(n), hits))
         return found
 
-    def strips(self, m: int) -> list[CodeStrip]:
+    def side_by_side(self, decoder: Decoder) -> list[SideBySide]:
+        """The first samples of different labels beside their reconstructions."""
+        chosen = self._varied(DECODED)
+        return [
+            SideBySide(self._name(n), self.labels[n], decoder.versions(self.samples[n], sound))
+            for n, sound in zip(chosen, self._sounds(chosen, limit=DECODED_BYTES), strict=True)
+        ]
+
+    def strips(self, m: int, decoder: Decoder | None = None) -> list[CodeStrip]:
         """Some codes of stage m, from the most used to the rarest that have enough patches."""
         codes = self.codes[..., m] if self.valid is None else self.codes[..., m].masked_fill(~self.valid, -1)  # (N, T)
         counts = torch.bincount(codes[codes >= 0], minlength=len(self.colors[m]))
         # Of a code that hardly any sample has there are no typical patches.
         order = [int(c) for c in counts.argsort(descending=True, stable=True) if counts[c] >= PATCHES]
         spread = sorted({round(i * (len(order) - 1) / max(1, CODES - 1)) for i in range(CODES)}) if order else []
+        real = codes >= 0
+        earlier = self.quantizer.decode(self.codes[real], stages=m).mean(0) if m else torch.zeros(self.quantizer.width)
         found = []
         for code in (order[place] for place in spread):
             away = self.distances[..., m].masked_fill(codes != code, torch.inf)  # (N, T)
@@ -236,10 +264,27 @@ class Pool:
             # Of each sample at most one patch while there are others.
             shown = sorted(places, key=lambda place: first[place[0]] != place[1])[:PATCHES]
             patches = self.canvas.strip([(self.pictures[n], t) for n, t in shown])
-            color = "#" + "".join(f"{v:02x}" for v in self.colors[m][code].tolist())
-            share = float(counts[code] / counts.sum())
-            found.append(CodeStrip(code, share, color, data_uri(patches, longest=STRIP)))
+            shade = tuple(self.colors[m][code].tolist())
+            where = place_map((codes == code).sum(0), self.canvas.geometry, self.canvas, shade)
+            strip = CodeStrip(
+                code=code,
+                share=float(counts[code] / counts.sum()),
+                color="#" + "".join(f"{v:02x}" for v in shade),
+                patches=data_uri(patches, longest=STRIP),
+                where=data_uri(where, longest=STRIP),
+                labels=self._label_shares((codes == code).sum(1)),
+                alone=None if decoder is None else decoder.alone(code, m, earlier),
+            )
+            found.append(strip)
         return found
+
+    def _label_shares(self, counts: Tensor) -> str:
+        """The commonest labels of a code that occurs so often (N,) in each sample: "dog 42 %, rain 12 %"."""
+        shares = collections.Counter[str]()
+        for label, count in zip(self.labels, counts.tolist(), strict=True):
+            shares[label] += count
+        common = [(label, share) for label, share in shares.most_common(LABELS) if label and share]
+        return ", ".join(f"{label} {100 * share / sum(shares.values()):.0f} %" for label, share in common)
 
     def _varied(self, count: int) -> list[int]:
         """Samples of different labels first, then in order."""
@@ -247,17 +292,19 @@ class Pool:
         rest = [n for n in range(len(self.labels)) if n not in set(first)]
         return [*sorted(first), *rest][:count]
 
-    def _sounds(self, chosen: list[int]) -> list[str]:
+    def _sounds(self, chosen: list[int], *, limit: int = SOUND_BYTES) -> list[str]:
         """What can be heard of some samples; files are decoded by a worker."""
         source = self.source
         if not isinstance(source, Audible):
             return [""] * len(chosen)
         sounds = map_in_order(source.listen, [self.indices[n] for n in chosen], workers=1, records=(Sound,))
-        return [sound_uri(wave, rate=rate, limit=SOUND_BYTES) for wave, rate in sounds]
+        return [sound_uri(wave, rate=rate, limit=limit) for wave, rate in sounds]
 
     def _shown(self, n: int, *, size: int = THUMBNAIL) -> Shown:
-        name = self.source.describe(self.indices[n]).removeprefix(self.prefix)
-        return Shown(name, self.labels[n], data_uri(self.pictures[n], longest=size))
+        return Shown(self._name(n), self.labels[n], data_uri(self.pictures[n], longest=size))
+
+    def _name(self, n: int) -> str:
+        return self.source.describe(self.indices[n]).removeprefix(self.prefix)
 
 
 def label_text(source: Source, sample: Sample) -> str:

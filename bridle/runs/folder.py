@@ -277,9 +277,13 @@ class RunFolder:
         """The folder of one fine-tuning, or of all of them."""
         return RunFolder(self.path / "finetune" / name)
 
+    def detokenizers(self) -> Path:
+        """The folder of all detokenizers."""
+        return self.path / "detokenizer"
+
     def detokenizer(self, iteration: int) -> RunFolder:
         """The folder of the detokenizer for the codes of one iteration."""
-        return RunFolder(self.path / "detokenizer" / f"iter{iteration}")
+        return RunFolder(self.detokenizers() / f"iter{iteration}")
 
     @property
     def cache(self) -> Path:

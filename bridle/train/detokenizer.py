@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from bridle.config import Config
 from bridle.data.loading.loader import Batch
-from bridle.models.build import Networks
+from bridle.errors import UsageError, quoted
+from bridle.models.build import Networks, build_detokenizer
 from bridle.models.detokenizer import Detokenizer, prefix_vectors, reconstruction_loss
 from bridle.models.tokenizer import Tokenizer
+from bridle.runs.checkpoint import load as load_checkpoint
+from bridle.runs.folder import RunFolder
+from bridle.runs.reconstruction import RESULT
 from bridle.seeding import generator
-from bridle.train.algorithm1 import fit_only_phase
+from bridle.train.algorithm1 import fit_only_phase, load_modules
 from bridle.train.draws import Draws
 from bridle.train.engine import Phase, StepResult
 from bridle.train.run import Run
@@ -41,7 +47,7 @@ def detokenizer_phase(run: Run[DetokenizerNets], *, iteration: int, scales: int)
     """Minimise the reconstruction loss of the normalised input from the first m of M stages, m drawn per sample."""
     nets, settings, samples = run.nets, run.config.detokenizer, len(run.source)
     geometry, quantizer = run.config.geometry.build(), nets.tokenizer.quantizer
-    steps = settings.step_count(samples)
+    steps = min(settings.step_count(samples), run.config.max_steps or settings.step_count(samples))
 
     def step(batch: Batch, draws: Draws) -> StepResult:
         stages = draw_stages(run, draws).to(batch.x.device)[batch.rows]
@@ -68,3 +74,18 @@ def detokenizer_phase(run: Run[DetokenizerNets], *, iteration: int, scales: int)
         step=step,
         has_codes=False,
     )
+
+
+def read_detokenizer(folder: Path, config: Config, iteration: int, *, device: torch.device) -> Detokenizer:
+    """The trained detokenizer of a run's iteration; UsageError names the command that trains one."""
+    run = RunFolder(folder).detokenizer(iteration)
+    ends = run.encoder_checkpoints(ends=True) if (run.path / RESULT).is_file() else []
+    if not ends:
+        raise UsageError(
+            f"{folder}: no detokenizer for the codes of iteration {iteration}; train one with "
+            f"`bridle detokenizer {quoted(folder)}`."
+        )
+    own = run.config()
+    detokenizer = build_detokenizer(config.model_copy(update={"detokenizer": own.detokenizer}), iteration=iteration)
+    load_modules({"detokenizer": detokenizer}, load_checkpoint(ends[-1]))
+    return detokenizer.requires_grad_(False).eval().to(device)

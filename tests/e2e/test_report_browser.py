@@ -156,7 +156,7 @@ def test_the_report_loads_without_a_word_on_the_console_and_fits(tmp_path: Path,
     assert seen.found["needed"] <= seen.found["width"] <= width
     assert {"A title", "Summary", "digits RQ", "Codebooks after iteration 2"} <= set(seen.found["headings"])
     assert len(seen.found["drawings"]) == 2 + 2 * 5 and min(seen.found["drawings"]) > 60
-    assert {"Token maps", "Typical patches", "Nearest neighbours"} <= set(seen.found["headings"])
+    assert {"Token maps", "Dictionary of codes", "Nearest neighbours"} <= set(seen.found["headings"])
     assert len(seen.found["pictures"]) > 50 and all(seen.found["pictures"]), "every picture is loaded"
     assert seen.found["sounds"] == ["data:audio/wav;"] * 4
     assert seen.title == "holder"

@@ -19,14 +19,16 @@ from bridle.data.audio.inversion import invert_logmel
 from bridle.data.audio.logmel import LogMel
 from bridle.errors import ConfigError, UsageError
 from bridle.geometry import Geometry
-from bridle.infer.detokenizer import detokenizer_run, read_result
+from bridle.infer.detokenizer import detokenizer_run
 from bridle.infer.model import load
 from bridle.infer.reconstruct import Grid, blocks, decoded_pieces, output_names
 from bridle.models.detokenizer import halve, prefix_vectors, reconstruction_loss
 from bridle.quantize import ResidualQuantizer
+from bridle.runs.reconstruction import Reconstruction, read_reconstruction
 from bridle.seeding import generator
 
 Small = Callable[..., Config]
+STEPS = ["detokenizer.steps=120", "detokenizer.items=100", "max_steps=null"]
 GEOMETRY = Geometry(1, (8, 4), (2, 2))  # a grid of 4 × 2
 
 
@@ -45,13 +47,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     more = ["schedule.iterations=1", "max_steps=2", "probe.enabled=false", "runtime.threads=1"]
     api.pretrain(load_config("digits-tiny", [*words, *more]), out=folder)
     before = digests(folder)
-    detokenizer_run(folder, ["detokenizer.steps=120", "detokenizer.items=100"])
+    detokenizer_run(folder, STEPS)
     assert digests(folder) == before
     return folder
 
 
 def test_every_stage_adds_detail_on_held_out_items(run: Path) -> None:
-    found = read_result(run / "detokenizer/iter1/result.json")
+    found = read_reconstruction(run / "detokenizer/iter1/result.json", Reconstruction)
     explained = [row.explained for row in found.by_stages]
     assert explained == sorted(explained)
     assert explained[0] > 0.5
@@ -62,10 +64,10 @@ def test_every_stage_adds_detail_on_held_out_items(run: Path) -> None:
 
 def test_the_same_command_finds_its_work_and_other_settings_are_refused(run: Path) -> None:
     checkpoints = digests(run)
-    detokenizer_run(run, ["detokenizer.steps=120", "detokenizer.items=100"])
+    detokenizer_run(run, STEPS)
     assert digests(run) == checkpoints
     with pytest.raises(UsageError, match="other settings"):
-        detokenizer_run(run, ["detokenizer.steps=121"])
+        detokenizer_run(run, ["detokenizer.steps=121", "max_steps=null"])
     with pytest.raises(ConfigError, match=r"quantizer\.codes.*cannot change this"):
         detokenizer_run(run, ["quantizer.codes=8"])
 

@@ -223,7 +223,7 @@ def gallery(text: str, **changes: Any) -> Gallery:
 
 def test_the_gallery_shows_maps_codes_neighbours_and_sounds(tmp_path: Path) -> None:
     shown = Tags(page(tmp_path, run(gallery=gallery("a dog"))))
-    for text in ("Token maps", "Typical patches", "Nearest neighbours", "a dog", "stage 2", "12.5 %", "0.50"):
+    for text in ("Token maps", "Dictionary of codes", "Nearest neighbours", "a dog", "stage 2", "12.5 %", "0.50"):
         assert text in shown.text, text
     sources = [attributes["src"] for name, attributes in shown.tags if name in ("img", "audio")]
     assert len(sources) == 3 + 1 + 1 + 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from math import pi
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from bridle.data.audio.logmel import LogMel
 from bridle.data.embedded.sounds import KINDS, RATE, make_sounds
 from bridle.data.image.source import ImageReader
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Splits, Window
+from bridle.data.sources import Sound, Splits, Window
 from bridle.errors import ConfigError
 from bridle.geometry import Geometry
 from bridle.seeding import generator
@@ -161,15 +161,36 @@ def roll_field(x: Tensor, generator: torch.Generator) -> Tensor:
     return x.roll((down, right), dims=(-2, -1))
 
 
+class SoundSource(TensorSource):
+    """The embedded sounds, which can also be heard: the waveforms are made again when one is asked for."""
+
+    def __init__(self, *, split: str, **tensors: Any) -> None:
+        super().__init__(**tensors)
+        self.split = split
+
+    def listen(self, index: int) -> Sound:
+        """What sample `index` sounds like."""
+        logmel, (row, kind) = LogMel(sample_rate=RATE, mels=MELS), divmod(index, len(KINDS))
+        length = logmel.window + (SOUND_FRAMES - 1) * logmel.shift
+        return Sound(waveforms(self.split)[kind][row, :length], RATE)
+
+
+@lru_cache(maxsize=1)
+def waveforms(split: str) -> list[Tensor]:
+    """For each kind the waveforms (N/10, samples) of a split."""
+    return list(make_sounds(SOUNDS[split], randomness=generator("sounds", split)))
+
+
 @lru_cache(maxsize=1)
 def sounds() -> Splits:
     """Log-mel features (1, 96, 64) of ten kinds of synthetic sounds in noise, see `synth`. 2000 train, 500 test."""
     logmel = LogMel(sample_rate=RATE, mels=MELS)
     splits = {}
     for name, count in SOUNDS.items():
-        waveforms = make_sounds(count, randomness=generator("sounds", name))  # yields (N/10, samples) for each kind
-        x = torch.stack([logmel(waveform)[:, :SOUND_FRAMES] for waveform in waveforms], dim=1)  # (N/10, 10, 96, 64)
-        splits[name] = TensorSource(
+        made = make_sounds(count, randomness=generator("sounds", name))  # yields (N/10, samples) for each kind
+        x = torch.stack([logmel(waveform)[:, :SOUND_FRAMES] for waveform in made], dim=1)  # (N/10, 10, 96, 64)
+        splits[name] = SoundSource(
+            split=name,
             x=x.reshape(count, 1, SOUND_FRAMES, MELS),
             labels=[i % len(KINDS) for i in range(count)],
             classes=tuple(KINDS),

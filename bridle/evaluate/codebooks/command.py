@@ -14,10 +14,11 @@ from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, Loader
 from bridle.data.sources import Source, Splits
-from bridle.errors import CheckpointError, UsageError
+from bridle.errors import CheckpointError, UsageError, quoted
 from bridle.evaluate.codebooks.health import code_agreement, codebook_health, with_start_norms
 from bridle.evaluate.codebooks.shift import shift_verdicts
 from bridle.evaluate.codebooks.verdicts import verdicts
+from bridle.evaluate.reconstruction.rate import rate_run
 from bridle.evaluate.transfer import require_unchanged
 from bridle.machine import Machine
 from bridle.models.build import require_tokenizer
@@ -25,6 +26,7 @@ from bridle.models.tokenizer import Tokenizer
 from bridle.runs.checkpoint import Loaded
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
+from bridle.runs.reconstruction import RESULT
 from bridle.runs.results import Evaluation, results_header, write_record
 from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_frozen
@@ -61,6 +63,24 @@ def examine_run(
     header = results_header(config, folder)
     write_record(run.results("codebooks"), header.model_copy(update={"evaluations": tuple(found)}))
     return run.results("codebooks")
+
+
+def reconstruct_run(
+    folder: Path, overrides: Sequence[str] = (), *, iteration: int | None = None, items: int | None = None
+) -> list[Path]:
+    """Measure what decoding loses, for every iteration with a detokenizer, or for one; the paths of rate.json."""
+    run = RunFolder(folder)
+    config = run.config(overrides)
+    require_unchanged(run.config(), config, MAY_CHANGE, reason="this cannot be changed here")
+    ends, progress, written = ended_iterations(folder, iteration), ProgressLine(), []
+    trained = {number: path for number, path in ends.items() if (run.detokenizer(number).path / RESULT).is_file()}
+    if not trained:
+        raise UsageError(f"{folder}: no detokenizer is trained; train one with `bridle detokenizer {quoted(folder)}`.")
+    for number, path in trained.items():
+        progress.note(f"decoding held-out items from the codes of iteration {number}")
+        tokenizer = require_tokenizer(restore_frozen(config, load_checkpoint(path))[1])
+        written.append(rate_run(folder, config, tokenizer, iteration=number, items=items))
+    return written
 
 
 def ended_iterations(folder: Path, iteration: int | None = None) -> dict[int, Path]:

@@ -1,0 +1,1 @@
+"""What a detokenizer loses, at which rate, beside codecs that everybody knows."""
