@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from bridle.errors import DataError
+from bridle.data.listing.columns import WHOLE, Span
+from bridle.errors import ConfigError, DataError, quoted
 from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -122,18 +123,12 @@ class Reader(Protocol):
         """Is the first axis time?"""
         ...
 
-    def windows(self, path: Location) -> Iterator[Window]:
-        """All windows of a file, the last one padded; DataError if it cannot be read."""
-        ...
+    def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
+        """All windows of a file, the last one padded (too short a rest is left out); DataError if it cannot be read.
 
-
-@runtime_checkable
-class SpanReader(Reader, Protocol):
-    """A reader of files that are parts of time, which can also read from one moment to another."""
-
-    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
-        """The windows of the part from `start` to before `end`, in seconds; frames are counted from its beginning, but
-        `seconds` of a window are those of the file."""
+        Where the first axis is time, of the part between two moments: frames are counted from its beginning, but
+        `seconds` of a window are those of the file.
+        """
         ...
 
 
@@ -204,3 +199,35 @@ def real_tokens(frames: int, geometry: Geometry) -> Tensor:
     length, patch = geometry.input[0], geometry.patch[0]
     real = (frames - torch.arange(0, length, patch)).clamp(0, patch)  # frames of each patch along the first axis
     return (2 * real >= patch).repeat_interleave(geometry.tokens // len(real))
+
+
+def fill_input(
+    x: Tensor, geometry: Geometry, path: Location, *, fill: float | None = None, hint: str = ""
+) -> tuple[Tensor, Tensor | None]:
+    """x (C, n, …) continued with `fill`, or with its last frame, to the frames of an input, and which tokens are real.
+
+    DataError, which ends with `hint`, if no token is.
+    """
+    n, length, patch = x.shape[1], geometry.input[0], geometry.patch[0]
+    if n == length:
+        return x, None
+    if n < fewest_frames(geometry):
+        needed = f"half a patch of {patch} needs {fewest_frames(geometry)}{hint}"
+        raise DataError(f"{quoted(path)} is too short: {n} frames, but {needed}.")
+    rest = x[:, -1:] if fill is None else torch.full_like(x[:, :1], fill)
+    filled = torch.cat([x, rest.expand(-1, length - n, *x.shape[2:])], dim=1)
+    return filled, real_tokens(n, geometry)
+
+
+def fewest_frames(geometry: Geometry) -> int:
+    """Frames that make one token real."""
+    return -(-geometry.patch[0] // 2)
+
+
+def require_axes(geometry: Geometry, what: str, *axes: str, channels: Sequence[int] = ()) -> None:
+    """ConfigError for a geometry that `what` cannot have: an input size for each of its axes, and one of `channels`."""
+    if geometry.rank != len(axes):
+        raise ConfigError(f"geometry.input: {list(geometry.input)} given; {what} need [{', '.join(axes)}].")
+    if channels and geometry.channels not in channels:
+        known = " or ".join(map(str, channels))
+        raise ConfigError(f"geometry.channels: {geometry.channels} given; {what} have {known}.")

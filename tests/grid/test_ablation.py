@@ -51,12 +51,12 @@ def test_the_papers_tables_are_shipped_and_every_row_is_a_config() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rows: {a: [seed=1]}", "at least two rows"),
-        ("rows: {a: [seed=1], b: 3}", "list of key=value"),
-        ("rows: {a: [], b: []}\nmeasure: [probe]", "unknown key 'measure'"),
+        ("rows: {a: [seed=1]}", "at least 2 items"),
+        ("rows: {a: [seed=1], b: 3}", "rows.b is .3"),
+        ("rows: {a: [], b: []}\nmeasure: [probe]", "measure is .* not permitted"),
         ("rows: {a: [], b: []}\nmeasures: [luck]", "'luck'"),
-        ("rows: {a: [], b: []}\nmeasures: 5", "measures holds .5"),
-        ("rows: {a: [], b: []}\nmeasures: [[probe]]", "measures holds"),
+        ("rows: {a: [], b: []}\nmeasures: 5", "measures.0 is .5"),
+        ("rows: {a: [], b: []}\nmeasures: [[probe]]", "measures.0 is"),
         ("rows: {a: [], b: []}\niterations: 0", "iterations"),
         ("rows: {a: [], b: []}\ncurve: many", "curve is 'many'"),
         ("rows: {a: [], b: []}\ncurve: 2\ncurve_rows: [c]", "curve_rows"),

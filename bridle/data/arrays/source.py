@@ -19,13 +19,12 @@ from torch import Tensor
 
 from bridle.config.data_schema import AugmentConfig
 from bridle.data.arrays.decode import EXTENSIONS, ReadSignal, as_channels, read_array
-from bridle.data.file_source import FileSource
+from bridle.data.file_source import ChooseStart, FileSource, start_of_view
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import change_wave, mask_stripes, roll
-from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Window, real_tokens
+from bridle.data.sources import Sample, Window, fewest_frames, fill_input, require_axes
 from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.geometry import Geometry
 
@@ -41,8 +40,7 @@ class SignalFormat(NamedTuple):
 
     def check(self) -> None:
         """ConfigError for a geometry that signals cannot have."""
-        if self.geometry.rank != 1:
-            raise ConfigError(f"geometry.input {list(self.geometry.input)} is not a length; signals need one size.")
+        require_axes(self.geometry, "arrays", "length")
 
     def open(self, path: Location, span: Span = WHOLE) -> NDArray[np.generic]:
         """(C, length) of a file, or of the part of it from `span[0]` to `span[1]` seconds."""
@@ -66,19 +64,6 @@ class SignalFormat(NamedTuple):
             raise DataError(f"{quoted(path)} ends before {span[0]:g} s.")
         return part
 
-    def sample(self, x: Tensor, path: Location) -> tuple[Tensor, Tensor | None]:
-        """x (C, n ≤ L) as (C, L), and which tokens are real where it is shorter; DataError if none is."""
-        n, wanted = x.shape[1], self.geometry.input[0]
-        if n == wanted:
-            return x, None
-        valid = real_tokens(n, self.geometry)
-        if not valid.any():
-            raise DataError(
-                f"{quoted(path)} holds {n} frames, less than half a patch of {self.geometry.patch[0]}; "
-                "it is too short to be used."
-            )
-        return torch.cat([x, x[:, -1:].expand(-1, wanted - n)], dim=1), valid
-
 
 class Signals(FileSource):
     """Arrays in files, or parts of them, as samples (C, L)."""
@@ -94,7 +79,7 @@ class Signals(FileSource):
         views: int = 1,
         cache_mb: int = 0,
     ) -> None:
-        super().__init__(listing, classes)
+        super().__init__(listing, classes, cache_mb=cache_mb)
         format.check()
         if self.spans is not None and format.sample_rate is None:
             raise ConfigError(
@@ -103,17 +88,14 @@ class Signals(FileSource):
             )
         self.format, self.views = format, views
         self.augment, self.change = augment or AugmentConfig(), change
-        self.cache = ItemCache(cache_mb) if cache_mb else None
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
-            return self._sample(index, lambda spare: spare // 2, None)
+            return self._sample(index, start_of_view(0, 1), None)
         return self._sample(index, lambda spare: int(torch.randint(spare + 1, (), generator=generator)), generator)
 
     def load_view(self, index: int, view: int) -> Sample:
-        if self.views == 1:
-            return self._sample(index, lambda spare: spare // 2, None)
-        return self._sample(index, lambda spare: round(view * spare / (self.views - 1)), None)
+        return self._sample(index, start_of_view(view, self.views), None)
 
     def seconds(self, index: int) -> float | None:
         """Length of a signal; None where the sample rate is not known or the file cannot be read."""
@@ -127,11 +109,11 @@ class Signals(FileSource):
     def _open(self, index: int) -> NDArray[np.generic]:
         return self.format.open(self.paths[index], self.span(index))
 
-    def _sample(self, index: int, place: Callable[[int], int], generator: torch.Generator | None) -> Sample:
+    def _sample(self, index: int, place: ChooseStart, generator: torch.Generator | None) -> Sample:
         """The part that begins where `place` says for the frames to spare; with a generator augmented."""
         path, wanted = self.paths[index], self.format.geometry.input[0]
         signal: NDArray[np.generic]
-        if self.cache is None:
+        if not self.cache.limit:
             signal = self._open(index)  # (C, length), perhaps still on disk
         else:
             signal = self.cache.get(index, lambda: torch.from_numpy(as_float32(self._open(index)))).numpy()
@@ -139,7 +121,7 @@ class Signals(FileSource):
         x = read_frames(signal, start=start, count=wanted, path=path)
         if generator is not None:
             x = self._changed(x, generator)
-        padded, valid = self.format.sample(x, path)
+        padded, valid = fill_input(x, self.format.geometry, path)
         return Sample(padded, self.label(index), valid)
 
     def _changed(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -162,19 +144,15 @@ class SignalReader:
         self.timed = format.sample_rate is not None
         self.frame_seconds = None if format.sample_rate is None else 1.0 / format.sample_rate
 
-    def windows(self, path: Location) -> Iterator[Window]:
+    def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
         """All windows of a file, read one at a time; an end that fills less than half a patch is left out."""
-        return self.windows_between(path, start=0.0, end=None)
-
-    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
-        """The same for a part of a file, in seconds."""
-        signal = self.format.open(path, (start, end))  # (C, length), perhaps still on disk
-        wanted, least = self.format.geometry.input[0], self.format.geometry.patch[0] / 2
+        signal = self.format.open(path, span)  # (C, length), perhaps still on disk
+        wanted, least = self.format.geometry.input[0], fewest_frames(self.format.geometry)
         for first in range(0, signal.shape[1], wanted):
             if first > 0 and signal.shape[1] - first < least:
                 return
             x = read_frames(signal, start=first, count=wanted, path=path)
-            yield Window(*self.format.sample(x, path), first)
+            yield Window(*fill_input(x, self.format.geometry, path), first)
 
 
 def read_frames(signal: NDArray[np.generic], *, start: int, count: int, path: Location) -> Tensor:

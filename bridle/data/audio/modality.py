@@ -13,8 +13,7 @@ from bridle.data.file_source import open_splits
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality, VitInput
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Reader, Sound, Splits
-from bridle.errors import ConfigError
+from bridle.data.sources import Reader, Sound, Splits, require_axes
 
 
 def open_files(config: Config, found: DataListing) -> Splits:
@@ -32,8 +31,7 @@ def open_reader(config: Config) -> Reader:
 def front_end(config: Config) -> LogMel:
     """Waveform to log-mel features, as a config has it."""
     audio, geometry = config.audio, config.geometry.build()
-    if geometry.rank != 2:
-        raise ConfigError(f"geometry.input: {list(geometry.input)} given; recordings need frames and mel bands.")
+    require_axes(geometry, "recordings", "frames", "mel bands")
     return LogMel(
         sample_rate=audio.sample_rate,
         mels=geometry.input[1],

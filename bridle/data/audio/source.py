@@ -12,9 +12,8 @@ In training, in this order: roll the whole clip, cut, mix with another clip, gai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from math import ceil, log
+from collections.abc import Iterator, Sequence
+from math import log
 
 import torch
 from torch import Tensor
@@ -22,19 +21,19 @@ from torch import Tensor
 from bridle.config.data_schema import AugmentConfig
 from bridle.data.audio.decode import EXTENSIONS, SILENT, Excerpt, open_track, read_part, stream_waveform
 from bridle.data.audio.logmel import FLOOR, LogMel
-from bridle.data.file_source import FileSource
+from bridle.data.file_source import ChooseStart, FileSource, start_of_view
+from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import Listing, as_tuple
 from bridle.data.loading.augment import change_wave, mask_stripes, roll
-from bridle.data.loading.cache import ItemCache
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Sound, Window, class_shares, real_tokens
-from bridle.errors import ConfigError, DataError, quoted
+from bridle.data.sources import Sample, Sound, Window, class_shares, fewest_frames, fill_input, require_axes
+from bridle.errors import ConfigError, DataError
 from bridle.geometry import Geometry
 
 # Seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached.
 LONG = 60.0
 
-ChooseStart = Callable[[int], int]  # frames that a clip has to spare -> its first frame shown
+CENTRE = start_of_view(0, 1)
 
 
 class Recordings(FileSource):
@@ -52,7 +51,7 @@ class Recordings(FileSource):
         trim: bool = False,
         cache_mb: int = 0,
     ) -> None:
-        super().__init__(listing, classes)
+        super().__init__(listing, classes, cache_mb=cache_mb)
         self.augment, self.views, self.trim = augment, views, trim
         self.shape = Shape(geometry, front)
         self.front = front
@@ -61,14 +60,13 @@ class Recordings(FileSource):
         self.keeps_wave = augment.enabled and (
             self.changes_wave or (augment.mix_space == "waveform" and augment.mixup > 0)
         )
-        self.cache = ItemCache(cache_mb)
         # Samples up to which a clip is decoded whole: to be cached, or because only all of it tells where its sound is.
         wants_whole = trim or cache_mb > 0 or self.keeps_wave
         self.whole = max(round(LONG * front.sample_rate), self.shape.samples) if wants_whole else self.shape.samples
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None or not self.augment.enabled:
-            return self._sample(index, self._features(index, centre))
+            return self._sample(index, self._features(index, CENTRE))
         start_at = random_start(generator)
         if self.changes_wave:
             features = self.front(change_wave(self._wave(index, start_at, generator), self.augment, generator))
@@ -77,10 +75,7 @@ class Recordings(FileSource):
         return self._sample(index, self._striped(features, generator))
 
     def load_view(self, index: int, view: int) -> Sample:
-        if self.views == 1:
-            return self._sample(index, self._features(index, centre))
-        # View 0 begins at the start, the last one ends at the end.
-        return self._sample(index, self._features(index, lambda spare: round(view * spare / (self.views - 1))))
+        return self._sample(index, self._features(index, start_of_view(view, self.views)))
 
     def load_mixed(self, index: int, other: int, share: float, generator: torch.Generator) -> Sample:
         """share·item + (1 − share)·other as waveforms, augmented; a shorter one ends in silence."""
@@ -94,8 +89,8 @@ class Recordings(FileSource):
 
     def listen(self, index: int) -> Sound:
         """The waveform that un-augmented sample `index` shows."""
-        wave = self._trimmed(self._reader(index, centre)())
-        return Sound(self.shape.cut_wave(wave, centre), self.front.sample_rate)
+        wave = self._trimmed(self._decode(index, CENTRE))
+        return Sound(self.shape.cut_wave(wave, CENTRE), self.front.sample_rate)
 
     def seconds(self, index: int) -> float | None:
         """Length of a clip by its file's header; None if it cannot be opened."""
@@ -118,7 +113,7 @@ class Recordings(FileSource):
             return shown
         features = self.cache.items.get(index)
         if features is None:
-            part = self._reader(index, start_at)()
+            part = self._decode(index, start_at)
             features = self.front(self._trimmed(part))
             if part.whole:
                 self.cache.add(index, features)
@@ -128,7 +123,7 @@ class Recordings(FileSource):
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""
         wave = self.cache.items.get(index)
         if wave is None:
-            part = self._reader(index, start_at)()
+            part = self._decode(index, start_at)
             if not part.whole:
                 return part.wave
             wave = self.cache.add(index, self._trimmed(part))
@@ -136,11 +131,10 @@ class Recordings(FileSource):
             wave = roll(wave, generator)
         return self.shape.cut_wave(wave, start_at)
 
-    def _reader(self, index: int, start_at: ChooseStart) -> Callable[[], Excerpt]:
-        """A call that decodes a clip: all of it where that is needed and it is not long, else what is shown of it."""
+    def _decode(self, index: int, start_at: ChooseStart) -> Excerpt:
+        """A clip: all of it where that is needed and it is not long, else what is shown of it."""
         start, end = self.span(index)
-        return partial(
-            read_part,
+        return read_part(
             self.paths[index],
             rate=self.front.sample_rate,
             start=start,
@@ -179,15 +173,10 @@ class RecordingReader:
         self.shape, self.front = Shape(geometry, front), front
         self.frame_seconds: float | None = front.shift / front.sample_rate
 
-    def windows(self, path: Location) -> Iterator[Window]:
-        """All windows of a file, the last one padded; a rest of less than half a patch is left out."""
-        return self.windows_between(path, start=0.0, end=None)
-
-    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
-        """The same for a part of a file, in seconds; frames are counted from its beginning."""
+    def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
         waiting = torch.zeros(0, self.front.mels)
         first = 0
-        for features in self._features(path, start, end):
+        for features in self._features(path, span):
             waiting = torch.cat([waiting, features])
             while len(waiting) >= self.shape.frames:
                 yield self.shape.window(waiting[: self.shape.frames], first, path)
@@ -195,10 +184,10 @@ class RecordingReader:
         if first == 0 or len(waiting) >= self.shape.fewest:
             yield self.shape.window(waiting, first, path)
 
-    def _features(self, path: Location, start: float, end: float | None) -> Iterator[Tensor]:
+    def _features(self, path: Location, span: Span) -> Iterator[Tensor]:
         """(n, mels) piece by piece, together the features of the whole part."""
         carried = torch.zeros(0)  # samples that later frames still need
-        for block in stream_waveform(path, rate=self.front.sample_rate, start=start, end=end):
+        for block in stream_waveform(path, rate=self.front.sample_rate, start=span[0], end=span[1]):
             wave = torch.cat([carried, block])
             carried = wave[self.front.frames(len(wave)) * self.front.shift :]
             yield self.front(wave)
@@ -208,14 +197,13 @@ class Shape:
     """How much of a recording makes a sample, and which of its tokens are real."""
 
     def __init__(self, geometry: Geometry, front: LogMel) -> None:
-        if geometry.rank != 2 or geometry.channels != 1:
-            raise ConfigError(f"geometry: {geometry.shape} given; recordings are (1, frames, mels), set geometry so.")
+        require_axes(geometry, "recordings", "frames", "mel bands", channels=[1])
         if geometry.input[1] != front.mels:
             raise ConfigError(f"geometry.input: {geometry.input[1]} mel bands, but the front end makes {front.mels}.")
         self.geometry, self.front = geometry, front
         self.frames = geometry.input[0]
         self.samples = front.window + (self.frames - 1) * front.shift
-        self.fewest = ceil(geometry.patch[0] / 2)  # frames that make one token real
+        self.fewest = fewest_frames(geometry)
         self.least = front.window + (self.fewest - 1) * front.shift  # samples that they need
 
     def cut(self, frames: int, start_at: ChooseStart) -> tuple[int, int]:
@@ -229,21 +217,9 @@ class Shape:
 
     def window(self, features: Tensor, start: int, path: Location) -> Window:
         """(n ≤ frames, mels) as a sample, padded with the floor where it is short."""
-        n, patch = len(features), self.geometry.patch[0]
-        if n < self.fewest:
-            raise DataError(
-                f"{quoted(path)} is too short: {n} frames, but half a patch of {patch} needs {self.fewest} "
-                f"({self.least / self.front.sample_rate:.3f} s of sound)."
-            )
-        if n == self.frames:
-            return Window(features[None], None, start)
-        x = features.new_full((1, self.frames, self.front.mels), log(FLOOR))
-        x[0, :n] = features
-        return Window(x, real_tokens(n, self.geometry), start)
-
-
-def centre(spare: int) -> int:
-    return spare // 2
+        hint = f" ({self.least / self.front.sample_rate:.3f} s of sound)"
+        x, valid = fill_input(features[None], self.geometry, path, fill=log(FLOOR), hint=hint)
+        return Window(x, valid, start)
 
 
 def trimmed(wave: Tensor, *, least: int) -> Tensor:

@@ -18,6 +18,7 @@ from bridle.data.arrays.memory import TensorSource
 from bridle.data.audio.logmel import LogMel
 from bridle.data.embedded.sounds import KINDS, RATE, make_sounds
 from bridle.data.image.source import ImageReader
+from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sound, Splits, Window
 from bridle.errors import ConfigError
@@ -83,7 +84,7 @@ class DigitReader:
             raise ConfigError(f"geometry.input {list(geometry.input)} is not that of the embedded digits, [16, 16].")
         self.points = ImageReader(geometry=Geometry(1, (POINTS, POINTS), (1, 1)))
 
-    def windows(self, path: Location) -> Iterator[Window]:
+    def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
         """The one window of a picture."""
         for window in self.points.windows(path):
             x = window.x  # (1, 8, 8) in [0, 1]

@@ -25,13 +25,13 @@ from torch import Tensor
 
 from bridle.config.data_schema import AugmentConfig
 from bridle.data.file_source import FileSource
+from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import change_picture
-from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import decoding
 from bridle.data.shards.tar_member import Location
-from bridle.data.sources import Sample, Window
-from bridle.errors import ConfigError, DataError, quoted
+from bridle.data.sources import Sample, Window, require_axes
+from bridle.errors import DataError, quoted
 from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ class Images(FileSource):
         augment: AugmentConfig | None = None,
         cache_mb: int = 0,
     ) -> None:
-        super().__init__(listing, classes)
+        super().__init__(listing, classes, cache_mb=cache_mb)
         self.channels, self.size = channels_and_size(geometry)
         self.augment = augment or AugmentConfig()
-        self.cache = ItemCache(cache_mb) if cache_mb else None
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         if generator is None:
@@ -80,7 +79,7 @@ class Images(FileSource):
 
     def _part(self, index: int, choose: Choose) -> Tensor:
         path = self.paths[index]
-        if self.cache is not None:
+        if self.cache.limit:
             pixels = self.cache.get(index, lambda: read_pixels(path, channels=self.channels, size=self.size))
             if pixels.numel():
                 from PIL import Image
@@ -92,10 +91,7 @@ class Images(FileSource):
 
 def channels_and_size(geometry: Geometry) -> tuple[int, tuple[int, int]]:
     """C and (H, W) of a geometry; ConfigError if it is not one of pictures."""
-    if geometry.rank != 2:
-        raise ConfigError(f"geometry.input {list(geometry.input)} is not a height and a width; images need two sizes.")
-    if geometry.channels not in (1, 3):
-        raise ConfigError(f"geometry.channels is {geometry.channels}; images have 1 channel (grey) or 3 (RGB).")
+    require_axes(geometry, "pictures", "height", "width", channels=[1, 3])
     return geometry.channels, (geometry.input[0], geometry.input[1])
 
 
@@ -223,7 +219,7 @@ class ImageReader:
     def __init__(self, *, geometry: Geometry) -> None:
         self.channels, self.size = channels_and_size(geometry)
 
-    def windows(self, path: Location) -> Iterator[Window]:
+    def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
         """The one window of a picture."""
         choose = partial(centre_box, size=self.size)
         yield Window(read_part(path, choose, channels=self.channels, size=self.size), None, 0)

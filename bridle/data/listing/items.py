@@ -20,7 +20,7 @@ from bridle.data.listing.folders import files_below, printable
 from bridle.data.listing.manifest import MANIFESTS, manifest_rows, path_of, span_of
 from bridle.data.shards.scan import Contents, scan_shard
 from bridle.data.shards.tar_member import Location, TarMember
-from bridle.data.sources import Reader, SpanReader, Window
+from bridle.data.sources import Reader, Window
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import stamp
 
@@ -56,9 +56,9 @@ class Item(NamedTuple):
             raise DataError(damage or f"{quoted(self.location)} was damaged before.")
         if self.span == WHOLE:
             return reader.windows(self.location)
-        if not isinstance(reader, SpanReader) or not reader.timed:
+        if not reader.timed:
             raise UsageError(f"{quoted(self.name)} is a part in seconds, but this model's files have no time axis.")
-        return reader.windows_between(self.location, start=self.span[0], end=self.span[1])
+        return reader.windows(self.location, self.span)
 
 
 class Items(Lazy[Item]):

@@ -27,14 +27,13 @@ from torch.nn.functional import interpolate
 from bridle.config.data_schema import AugmentConfig
 from bridle.data.file_source import FileSource
 from bridle.data.image.source import random_box
-from bridle.data.listing.columns import Span
+from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.table import Listing
 from bridle.data.loading.augment import change_picture
-from bridle.data.loading.cache import ItemCache
 from bridle.data.loading.watchdog import decoding, renew
 from bridle.data.shards.tar_member import Location, TarMember
-from bridle.data.sources import Sample, Window, real_tokens
-from bridle.errors import ConfigError, DataError, quoted
+from bridle.data.sources import Sample, Window, fewest_frames, fill_input, require_axes
+from bridle.errors import DataError
 from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -55,11 +54,7 @@ class Decoding(NamedTuple):
 
     def check(self) -> None:
         """ConfigError for a geometry that videos cannot have."""
-        sizes, channels = list(self.geometry.input), self.geometry.channels
-        if len(sizes) != 3:
-            raise ConfigError(f"geometry.input {sizes} is not frames, height and width; videos need three sizes.")
-        if channels not in (1, 3):
-            raise ConfigError(f"geometry.channels is {channels}; videos have 1 channel (grey) or 3 (RGB).")
+        require_axes(self.geometry, "videos", "frames", "height", "width", channels=[1, 3])
 
     def clip(self, path: Location, *, place: float, span: Span) -> Tensor:
         """(n, h, w, C), n ≤ T: the clip at `place` (0 … 1) of the starts where it fits; shorter where the file ends."""
@@ -96,18 +91,9 @@ class Decoding(NamedTuple):
         height, width = self.geometry.input[1:]
         return Look(self.geometry.channels, self.short_side or max(height, width), (height, width))
 
-    def padded(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def padded(self, x: Tensor, path: Location) -> tuple[Tensor, Tensor | None]:
         """x (C, n, H, W) with n ≤ T, continued with its last frame to (C, T, H, W), and which tokens are real."""
-        n, length = x.shape[1], self.geometry.input[0]
-        if n == length:
-            return x, None
-        return torch.cat([x, x[:, -1:].expand(-1, length - n, -1, -1)], dim=1), real_tokens(n, self.geometry)
-
-    def too_short(self, path: Location, frames: int) -> DataError:
-        return DataError(
-            f"{quoted(path)} gives {frames} frames at stride {self.stride}, less than half a tubelet of "
-            f"{self.geometry.patch[0]}; it is too short to be used. Lower video.stride or remove it."
-        )
+        return fill_input(x, self.geometry, path, hint=f" at stride {self.stride}; lower video.stride or remove it")
 
 
 class Videos(FileSource):
@@ -124,11 +110,10 @@ class Videos(FileSource):
         crops: int = 1,
         cache_mb: int = 0,
     ) -> None:
-        super().__init__(listing, classes)
+        super().__init__(listing, classes, cache_mb=cache_mb)
         decoding.check()
         self.decoding, self.augment = decoding, augment
         self.clips, self.crops, self.views = clips, crops, clips * crops
-        self.cache = ItemCache(cache_mb) if cache_mb else None
         self.cache_full = False
         self.latest: tuple[tuple[int, int], Tensor] | None = None  # pictures of one clip are asked for in a row
 
@@ -154,7 +139,7 @@ class Videos(FileSource):
     def _clip(self, index: int, place: float) -> Tensor:
         """(n, h, w, C) with n ≤ T, from the cached video or from its file."""
         path, span = self.paths[index], self.span(index)
-        if self.cache is not None and (index in self.cache.items or not self.cache_full):
+        if self.cache.limit and (index in self.cache.items or not self.cache_full):
             whole = self.cache.get(index, lambda: self.decoding.whole(path, span=span))
             self.cache_full = self.cache_full or index not in self.cache.items
             if len(whole):
@@ -179,9 +164,7 @@ class Videos(FileSource):
 
     def _sample(self, index: int, pictures: Tensor) -> Sample:
         """A sample of pictures (n, C, H, W) uint8."""
-        x, valid = self.decoding.padded(unit_range(pictures))
-        if valid is not None and not valid.any():
-            raise self.decoding.too_short(self.paths[index], len(pictures))
+        x, valid = self.decoding.padded(unit_range(pictures), self.paths[index])
         return Sample(x, self.label(index), valid)
 
 
@@ -196,20 +179,15 @@ class VideoReader:
         decoding.check()
         self.decoding = decoding
 
-    def windows(self, path: Location) -> Iterator[Window]:
+    def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
         """All windows of a file, decoded one at a time; an end that fills less than half a tubelet is left out."""
-        return self.windows_between(path, start=0.0, end=None)
-
-    def windows_between(self, path: Location, *, start: float, end: float | None) -> Iterator[Window]:
-        """The same for a part of a file, in seconds."""
         decoding = self.decoding
         length, height, width = decoding.geometry.input
-        for number, (seconds, frames) in enumerate(decoding.windows(path, span=(start, end))):
-            x, valid = decoding.padded(unit_range(middle_part(frames, place=MIDDLE, size=(height, width))))
-            if valid is None or valid.any():
-                yield Window(x, valid, number * length, seconds)
-            elif number == 0:
-                raise decoding.too_short(path, len(frames))
+        for number, (seconds, frames) in enumerate(decoding.windows(path, span=span)):
+            if number > 0 and len(frames) < fewest_frames(decoding.geometry):
+                return
+            x = unit_range(middle_part(frames, place=MIDDLE, size=(height, width)))
+            yield Window(*decoding.padded(x, path), number * length, seconds)
 
 
 def address_of(path: Location) -> str:

@@ -67,7 +67,7 @@ def test_a_short_signal_is_continued_and_its_padding_marked(tmp_path: Path, leng
 
 
 def test_a_signal_shorter_than_half_a_patch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds 1 frames, less than half a patch of 4"):
+    with pytest.raises(DataError, match="too short: 1 frames, but half a patch of 4 needs 2"):
         source(tmp_path, np.ones(1), ONE).load(0, None)
 
 
@@ -164,7 +164,7 @@ def test_open_signals_reads_labels_and_splits(tmp_path: Path) -> None:
 
 
 def test_a_geometry_that_is_no_length_is_refused() -> None:
-    with pytest.raises(ConfigError, match="signals need one size"):
+    with pytest.raises(ConfigError, match="arrays need \\[length\\]"):
         Signals(Listing([], None), None, format=SignalFormat(Geometry(1, (8, 8), (4, 4))))
 
 
