@@ -94,7 +94,10 @@ class TokenizerConfig(Section):
 
     first: str = "projection"  # of iteration 1: a fixed random projection of patches, or one that you registered
     later: str = "vit"  # of later iterations: a network trained in its own phase; `features`: none; or a registered one
-    standardise: Literal["dataset", "patch"] = "dataset"  # patch: every patch to mean 0, std 1 before the projection
+    # Before the projection. dataset: as inputs are. item: every item loses its mean over `item_axes` and its deviation,
+    # so that codes do not depend on level, background or lighting. patch: the same for every patch alone.
+    standardise: Literal["dataset", "item", "patch"] = "dataset"
+    item_axes: tuple[Natural, ...] | None = None  # with item: such as [0], the frames of each band; None: all axes
     position: bool = False  # add sin-cos positions to the patches before the projection, as the released code does
     # Principal components divided by their variance^(whiten/2); None: a random projection alone.
     whiten: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
@@ -104,6 +107,8 @@ class TokenizerConfig(Section):
     def _check(self) -> Self:
         if self.components is not None and self.whiten is None:
             raise ValueError("tokenizer.components: needs tokenizer.whiten, for example 0.5")
+        if self.item_axes is not None and self.standardise != "item":
+            raise ValueError("tokenizer.item_axes: needs tokenizer.standardise=item")
         return self
 
 
@@ -228,6 +233,11 @@ class Config(Section):
             raise ValueError(
                 f"tokenizer.components: {kept} of patches with {geometry.patch_features} values; "
                 f"give 1 to {geometry.patch_features}, or null"
+            )
+        axes = self.tokenizer.item_axes
+        if axes is not None and (not axes or len(set(axes)) < len(axes) or max(axes) >= geometry.rank):
+            raise ValueError(
+                f"tokenizer.item_axes: {list(axes)}; name some of the axes 0 to {geometry.rank - 1}, once each"
             )
 
     def _check_target(self) -> None:

@@ -130,6 +130,13 @@ def advice(config: Config, last: Evaluation, results: Results) -> Iterator[str]:
         yield "read every block, not the last alone: `bridle probe RUN probe.on=validation probe.layer=all`"
     raw, untrained = results.baselines.get("raw"), results.baselines.get("untrained")
     lost = None if raw is None or untrained is None else _main_change(untrained, raw)
+    beside = {} if untrained is None else {"untrained encoder": untrained}
+    worse = any(one.change.is_clear and one.change.change < 0 for one in comparisons(scores, beside))
+    if worse and config.loss.target == "codes" and config.tokenizer.standardise == "dataset":
+        yield (
+            "leave out of the codes what all patches of an item share, such as level, voice or lighting: "
+            "tokenizer.standardise=item (recordings: with tokenizer.item_axes=[0])"
+        )
     tokens = config.geometry.build().tokens
     if tokens < FEW_TOKENS or (lost is not None and lost.is_clear and lost.change < 0):
         yield f"use smaller patches or another input size: {tokens} tokens of {list(config.geometry.patch)} lose detail"

@@ -157,6 +157,7 @@ def build_cold_start(config: Config, *, iteration: int = 1) -> ColdStartTokenize
         geometry=config.geometry.build(),
         quantizer=build_quantizer(config),
         standardise=config.tokenizer.standardise,
+        item_axes=config.tokenizer.item_axes,
         position=config.tokenizer.position,
         whiten=config.tokenizer.whiten,
         components=config.tokenizer.components,

@@ -7,7 +7,7 @@ Shapes: x (B, C, *input), z_tilde (B, T, Dq), codes (B, T, M).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bridle.errors import ConfigError, UsageError
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
-from bridle.nn.patch import patchify
+from bridle.nn.patch import patchify, standardise_items
 from bridle.nn.position import sincos_position
 from bridle.nn.whiten import PatchMoments, whitened_projection
 from bridle.quantize import ResidualQuantizer
@@ -70,6 +70,8 @@ class Tokenizer(nn.Module):
 class ColdStartTokenizer(Tokenizer):
     """Patch content through a fixed random linear map (paper §4.1): no bias, no training, no position unless asked for.
 
+    With `standardise` "item" every item first loses its own mean over `item_axes` and its own deviation, so that level,
+    background and lighting, which all its patches share, are not what must be predicted.
     With `whiten` w the map is (p − μ) A R: A the partial whitening of the n leading components of patches
     (`bridle.nn.whiten`), R random with orthonormal rows if n ≤ Dq (distances stay as A makes them), else columns.
 
@@ -89,13 +91,16 @@ class ColdStartTokenizer(Tokenizer):
         *,
         geometry: Geometry,
         quantizer: ResidualQuantizer,
-        standardise: Literal["dataset", "patch"] = "dataset",
+        standardise: Literal["dataset", "item", "patch"] = "dataset",
+        item_axes: Sequence[int] | None = None,
         position: bool = False,
         whiten: float | None = None,
         components: int | None = None,
     ) -> None:
         super().__init__(geometry=geometry, quantizer=quantizer)
         self.standardise = standardise
+        self.item_axes = tuple(range(len(geometry.grid)) if item_axes is None else item_axes)
+        self.sees_padding = standardise == "item"
         self.whiten = whiten
         self.components = components or min(geometry.patch_features, quantizer.width)
         self.register_buffer("projection", torch.zeros(geometry.patch_features, quantizer.width))
@@ -120,14 +125,16 @@ class ColdStartTokenizer(Tokenizer):
         assert self.whiten is not None
         moments = PatchMoments(self.geometry.patch_features, self.projection.device)
         for x, valid in batches:
-            moments.add(self.patches(x), valid)
+            moments.add(self.patches(x, valid), valid)
         spectrum = moments.spectrum()
         self.mean.copy_(spectrum.mean)
         self.projection.copy_(whitened_projection(spectrum, self.whiten, self.components, generator, self.projection))
 
-    def patches(self, x: Tensor) -> Tensor:
+    def patches(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """(B, C, *input) -> what is projected, (B, T, F). Inputs arrive standardised over the data set."""
         patches = patchify(x, self.geometry.patch).float()
+        if self.standardise == "item":
+            patches = standardise_items(patches, self.geometry, axes=self.item_axes, valid=valid)
         if self.standardise == "patch":
             patches = patches - patches.mean(-1, keepdim=True)
             patches = patches / patches.std(-1, keepdim=True, correction=0).clamp_min(1e-6)
@@ -142,7 +149,7 @@ class ColdStartTokenizer(Tokenizer):
 
     def encode(self, x: Tensor, *, valid: Tensor | None = None) -> Tensor:
         """(B, C, *input) -> z̃ (B, T, Dq)."""
-        patches = self.patches(x)  # (B, C, *input) -> (B, T, F)
+        patches = self.patches(x, valid)  # (B, C, *input) -> (B, T, F)
         if self.whiten is not None:
             patches = patches - self.mean
         # Targets must not depend on autocast: the same input always gets the same codes.

@@ -9,6 +9,7 @@ kernel flattened: W_linear = W_conv.reshape(D, F).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -19,6 +20,8 @@ from bridle.errors import UsageError
 from bridle.geometry import Geometry
 from bridle.nn.masking import gather_tokens
 from bridle.nn.whiten import Spectrum
+
+ITEM_FLOOR = 0.05  # added to an item's deviation, in units of the data set's: silence does not become noise
 
 
 def patchify(x: Tensor, patch: tuple[int, ...]) -> Tensor:
@@ -53,6 +56,26 @@ def unpatchify(tokens: Tensor, *, channels: int, grid: tuple[int, ...], patch: t
     pairs = [axis for k in range(rank) for axis in (1 + k, 2 + rank + k)]
     x = x.permute(0, 1 + rank, *pairs)  # -> (B, C, g1, p1, g2, p2, ...)
     return x.reshape(B, channels, *(g * p for g, p in zip(grid, patch, strict=True)))
+
+
+def standardise_items(patches: Tensor, geometry: Geometry, *, axes: Sequence[int], valid: Tensor | None) -> Tensor:
+    """(B, T, F) -> (B, T, F): every item without its mean over the input axes `axes`, divided by its own deviation.
+
+    The mean is taken for each channel and each place on the other axes, the deviation over the whole item; tokens that
+    `valid` (B, T) calls padding count nothing. With axes [0] of (time, frequency) every band of a recording loses its
+    mean over time.
+    """
+    B, _, F = patches.shape
+    grid, rank = geometry.grid, len(geometry.grid)
+    x = patches.reshape(B, *grid, geometry.channels, *geometry.patch)  # (B, g1, g2, ..., C, p1, p2, ...)
+    real = torch.ones_like(patches[..., 0]) if valid is None else valid.to(patches.dtype)  # (B, T)
+    weight = real.reshape(B, *grid, *(1,) * (rank + 1))
+    summed = [1 + a for a in axes] + [2 + rank + a for a in axes]
+    inside = prod(geometry.patch[a] for a in axes)  # numbers of one token in a mean
+    count = (weight.sum([1 + a for a in axes], keepdim=True) * inside).clamp_min(1.0)
+    centred = (x - (x * weight).sum(summed, keepdim=True) / count).reshape(patches.shape)
+    energy = (centred.square().sum(-1) * real).sum(1) / (real.sum(1) * F).clamp_min(1.0)  # (B,)
+    return centred / (energy.sqrt() + ITEM_FLOOR)[:, None, None]
 
 
 class PatchEmbed(nn.Module):

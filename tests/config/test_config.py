@@ -52,7 +52,7 @@ def test_a_typo_names_file_line_and_nearest_key(tmp_path: Path) -> None:
         ("learning_rate=1e-3", "did you mean 'encoder_phase.learning_rate' or"),
         ("encodr.depth=3", "unknown key 'encodr.depth'; did you mean 'encoder.depth' or"),
         ("runtime.devise=cpu", "did you mean 'runtime.device'?"),
-        ("mask.zzz=1", "the keys here are kind, ratio."),
+        ("mask.zzz=1", "the keys here are kind, ratio, predict."),
     ],
 )
 def test_an_unknown_key_is_looked_for_in_all_sections(override: str, said: str) -> None:

@@ -98,6 +98,15 @@ def test_an_untrained_encoder_far_below_raw_input_points_at_the_patches(small: C
     assert "use smaller patches" in tip
 
 
+def test_a_loss_to_the_untrained_encoder_points_at_what_the_codes_hold(small: Callable[..., Config]) -> None:
+    lost = results(scored(300), untrained=scored(360))
+    assert any("tokenizer.standardise=item" in text for text in advice(small(), lost.evaluations[-1], lost))
+    item = small("tokenizer.standardise=item")
+    assert not any("standardise" in text for text in advice(item, lost.evaluations[-1], lost))
+    won = results(scored(360), untrained=scored(300))
+    assert not any("standardise" in text for text in advice(small(), won.evaluations[-1], won))
+
+
 def test_advice_is_given_only_where_training_did_not_clearly_help(small: Callable[..., Config]) -> None:
     config = small("encoder_phase.steps=3")
     good, bad = (judge_results(results(scored(n), raw=scored(300)), config) for n in (380, 200))

@@ -78,6 +78,16 @@ def test_per_patch_standardisation_removes_brightness_and_contrast(small: Small)
     assert torch.allclose(tokenizer.encode(x), tokenizer.encode(3 * x + 2), atol=1e-4)
 
 
+def test_per_item_standardisation_removes_the_level_of_an_item_and_keeps_contrasts_between_its_patches(
+    small: Small,
+) -> None:
+    tokenizer, x = build_cold_start(small("tokenizer.standardise=item")), inputs(small())
+    louder = x * torch.tensor([300.0, 2.0, 5.0, 1.0])[: len(x), None, None, None] + 7
+    assert torch.allclose(tokenizer.encode(x * 300), tokenizer.encode(louder * 300), atol=1e-2)
+    x[:, :, :8] += 3  # half of every picture is brighter: this stays
+    assert not torch.allclose(tokenizer.encode(x), tokenizer.encode(inputs(small())), atol=0.1)
+
+
 def test_codes_do_not_depend_on_autocast(small: Small) -> None:
     config = small()
     tokenizer, x = build_cold_start(config), inputs(config, 8)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from bridle.errors import UsageError
 from bridle.geometry import Geometry
-from bridle.nn.patch import PatchEmbed, patchify, unpatchify
+from bridle.nn.patch import ITEM_FLOOR, PatchEmbed, patchify, standardise_items, unpatchify
 
 torch.set_num_threads(1)
 
@@ -54,3 +55,17 @@ def test_embedding_works_on_the_meta_device() -> None:
     with torch.device("meta"):
         embed = PatchEmbed(geometry=Geometry(3, (8, 4), (2, 2)), width=6)
         assert embed(torch.empty(5, 3, 8, 4)).shape == (5, 8, 6)
+
+
+def test_an_item_loses_its_mean_along_an_axis_and_its_deviation_without_its_padding() -> None:
+    geometry = Geometry(2, (6, 4), (2, 2))
+    x = torch.from_numpy(np.random.default_rng(0).normal(3, 2, (2, 2, 6, 4))).float()
+    valid = torch.ones(2, 6, dtype=torch.bool)
+    valid[1, 4:] = False  # the second item ends after 4 of 6 rows
+    found = standardise_items(patchify(x, (2, 2)), geometry, axes=[0], valid=valid)
+    for i, rows in ((0, 6), (1, 4)):
+        real = x[i, :, :rows].double().numpy()
+        wanted = real - real.mean(1, keepdims=True)  # every channel and column by itself
+        wanted /= wanted.std() + ITEM_FLOOR
+        got = unpatchify(found[i : i + 1, : rows * 1], channels=2, grid=(rows // 2, 2), patch=(2, 2))[0]
+        np.testing.assert_allclose(got.numpy(), wanted, atol=1e-5)
