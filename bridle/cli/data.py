@@ -69,7 +69,7 @@ def data_check(
         typer.echo(f"wrote {out}")
     if write_manifest is not None:
         typer.echo(f"wrote {write_manifest}: {write_good(path, report, write_manifest):,} usable files")
-    if report.total > 1:
+    if len(report.paths) > 1:
         typer.echo(f"Next:  bridle data stats {shlex.quote(str(path))}")
     if strict and report.unusable:
         raise typer.Exit(DataError.exit_code)

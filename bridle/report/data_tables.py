@@ -36,19 +36,19 @@ def findings_table(report: Report) -> Table | None:
 def check_lines(report: Report) -> Iterator[str]:
     """What was looked at, and the verdict."""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.files.items())
-    yield f"files     {report.total:,} ({kinds})"
+    yield f"files     {len(report.paths):,} ({kinds})"
     if report.lengths is not None:
         yield f"lengths   {lengths_text(report.lengths)}"
     if report.rates:
         yield f"rates     {commonest({f'{rate:,} Hz': count for rate, count in report.rates.items()})}"
     if report.sizes:
-        yield f"sizes     {commonest(report.sizes)}"
-    if report.flagged == 0:
+        yield f"sizes     {commonest(dict(report.sizes.most_common()))}"
+    if not report.flagged:
         yield "verdict   nothing wrong was found"
         return
-    verdict = f"{report.flagged:,} of {report.total:,} files have findings"
+    verdict = f"{len(report.flagged):,} of {len(report.paths):,} files have findings"
     if report.unusable:
-        verdict += f"; {report.unusable:,} cannot be used and would be left out of pretraining"
+        verdict += f"; {len(report.unusable):,} cannot be used and would be left out of pretraining"
     yield f"verdict   {verdict}"
 
 

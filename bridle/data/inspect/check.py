@@ -13,7 +13,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,34 +54,79 @@ class Lengths(NamedTuple):
     total: float
 
 
-class Report(NamedTuple):
-    """What a check found."""
+class Report:
+    """What a check found: counts that grow with every file; of a million files it keeps a few numbers each."""
 
-    files: dict[str, int]  # by kind
-    findings: dict[str, int]  # files with each finding, most frequent first
-    examples: dict[str, list[tuple[str, str]]]  # by finding: path and detail of the first files
-    unusable: int  # files that pretraining would quarantine
-    flagged: int  # files with any finding
-    rates: dict[int, int]  # files by sample rate, most frequent first
-    sizes: dict[str, int]  # files by width×height, most frequent first
-    lengths: Lengths | None
-    bad: frozenset[Path] = frozenset()  # the unusable files
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = paths
+        self.files: Counter[str] = Counter()  # by kind
+        self.findings: Counter[str] = Counter()  # files with each finding
+        self.examples: dict[str, list[tuple[str, str]]] = {}  # by finding: path and detail of the first files
+        self.unusable: set[int] = set()  # files that pretraining would quarantine
+        self.flagged: set[int] = set()  # files with any finding
+        self.by_rate: dict[int, array[int]] = {}  # files by sample rate
+        self.sizes: Counter[str] = Counter()  # files by width×height
+        self.seconds = array("d")
 
     @property
-    def total(self) -> int:
-        return sum(self.files.values())
+    def rates(self) -> dict[int, int]:
+        """Number of files by sample rate, most frequent first."""
+        return dict(Counter({rate: len(files) for rate, files in self.by_rate.items()}).most_common())
+
+    @property
+    def lengths(self) -> Lengths | None:
+        """Of the files that have a length."""
+        return lengths_of(np.frombuffer(self.seconds)) if self.seconds else None
 
     def summary(self) -> dict[str, Any]:
         """The report without its examples, as JSON can hold it."""
         return {
             "files": self.files,
-            "flagged": self.flagged,
-            "unusable": self.unusable,
-            "findings": self.findings,
+            "flagged": len(self.flagged),
+            "unusable": len(self.unusable),
+            "findings": dict(self.findings.most_common()),
             "rates": {str(rate): count for rate, count in self.rates.items()},
-            "sizes": self.sizes,
+            "sizes": dict(self.sizes.most_common()),
             "seconds": None if self.lengths is None else self.lengths._asdict(),
         }
+
+    def add(self, index: int, facts: Facts) -> tuple[Finding, ...]:
+        """Count one file; returns its findings."""
+        self.files[facts.kind] += 1
+        if any(finding.name in UNUSABLE for finding in facts.findings):
+            self.unusable.add(index)
+        if facts.rate is not None:
+            self.by_rate.setdefault(facts.rate, array("q")).append(index)
+        if facts.size is not None:
+            self.sizes[facts.size] += 1
+        if facts.seconds is not None:
+            self.seconds.append(facts.seconds)
+        for finding in facts.findings:
+            self._count(index, finding)
+        return facts.findings
+
+    def add_wrong_rates(self, rate: int | None) -> Iterator[tuple[int, Finding]]:
+        """Files whose rate is not `rate`, or not the commonest one; known only when all files were seen."""
+        if not self.by_rate:
+            return
+        right = rate or max(self.by_rate, key=lambda known: (len(self.by_rate[known]), known))
+        wrong = sorted((index, other) for other, files in self.by_rate.items() if other != right for index in files)
+        for index, other in wrong:
+            finding = Finding("wrong rate", f"{other} Hz, expected {right} Hz")
+            self._count(index, finding)
+            yield index, finding
+
+    def _count(self, index: int, finding: Finding) -> None:
+        self.findings[finding.name] += 1
+        self.flagged.add(index)
+        examples = self.examples.setdefault(finding.name, [])
+        if len(examples) < EXAMPLES:
+            examples.append((self._short_name(index), finding.detail))
+
+    def _short_name(self, index: int) -> str:
+        """The path below the folder that is checked."""
+        path = self.paths[index]
+        return printable(path.relative_to(self.paths.root) if isinstance(self.paths, PathList) else path)
 
 
 def check_folder(
@@ -102,17 +147,22 @@ def check_folder(
     wanted = None if kind == "auto" else file_modality(kind, option="--kind")
     paths = find_media(path, wanted)
     look = partial(inspect_at, paths, wanted or commonest_modality(paths), wanted, CheckOptions(shortest, frames))
-    tally = Tally(paths)
-    with rows_to(out) as write:
+    report = Report(paths)
+    with nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
+
+        def write(entry: dict[str, Any]) -> None:
+            if file is not None:
+                file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                file.flush()  # what was found survives Ctrl-C
+
         found = map_in_order(look, range(len(paths)), workers=max(1, workers), records=(Facts, Finding))
         for index, facts in enumerate(found):
-            for finding in tally.add(index, facts):
+            for finding in report.add(index, facts):
                 write(row(paths[index], finding))
             if tell is not None:
                 tell(index + 1, len(paths))
-        for index, finding in tally.add_wrong_rates(rate):
+        for index, finding in report.add_wrong_rates(rate):
             write(row(paths[index], finding))
-        report = tally.report()
         write({"summary": report.summary()})
     return report
 
@@ -122,9 +172,10 @@ def write_good(path: Path, report: Report, out: Path) -> int:
     found = find_listing(path, extensions=commonest_modality(find_media(path)).extensions)
     label = "labels" if isinstance(found.train.labels, MultiLabels) else "label"
     folder, classes, rows = out.absolute().parent, found.classes or (), list[dict[str, object]]()
+    bad = {report.paths[index] for index in report.unusable}
     for split, part in (("train", found.train), ("test", found.test)):
         for i, file in enumerate([] if part is None else part.paths):
-            if part is None or not isinstance(file, Path) or file in report.bad:
+            if part is None or not isinstance(file, Path) or file in bad:
                 continue
             start, end = WHOLE if part.spans is None else part.spans[i]
             row: dict[str, object] = {"path": os.path.relpath(file.absolute(), folder), "split": split}
@@ -187,91 +238,9 @@ def inspect_at(
         return Facts(modality.kind).found("undecodable", str(error).removeprefix(f"{quoted(path)} ").rstrip("."))
 
 
-class Tally:
-    """Counts that grow with every file; of a million files it keeps a few numbers each."""
-
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths = paths
-        self.files: Counter[str] = Counter()
-        self.findings: Counter[str] = Counter()
-        self.examples: dict[str, list[tuple[str, str]]] = {}
-        self.bad: set[int] = set()
-        self.flagged: set[int] = set()
-        self.by_rate: dict[int, array[int]] = {}
-        self.sizes: Counter[str] = Counter()
-        self.seconds = array("d")
-
-    def add(self, index: int, facts: Facts) -> tuple[Finding, ...]:
-        """Count one file; returns its findings."""
-        self.files[facts.kind] += 1
-        if any(finding.name in UNUSABLE for finding in facts.findings):
-            self.bad.add(index)
-        if facts.rate is not None:
-            self.by_rate.setdefault(facts.rate, array("q")).append(index)
-        if facts.size is not None:
-            self.sizes[facts.size] += 1
-        if facts.seconds is not None:
-            self.seconds.append(facts.seconds)
-        for finding in facts.findings:
-            self._count(index, finding)
-        return facts.findings
-
-    def add_wrong_rates(self, rate: int | None) -> Iterator[tuple[int, Finding]]:
-        """Files whose rate is not `rate`, or not the commonest one; known only when all files were seen."""
-        if not self.by_rate:
-            return
-        right = rate or max(self.by_rate, key=lambda known: (len(self.by_rate[known]), known))
-        wrong = sorted((index, other) for other, files in self.by_rate.items() if other != right for index in files)
-        for index, other in wrong:
-            finding = Finding("wrong rate", f"{other} Hz, expected {right} Hz")
-            self._count(index, finding)
-            yield index, finding
-
-    def _count(self, index: int, finding: Finding) -> None:
-        self.findings[finding.name] += 1
-        self.flagged.add(index)
-        examples = self.examples.setdefault(finding.name, [])
-        if len(examples) < EXAMPLES:
-            examples.append((self._short_name(index), finding.detail))
-
-    def _short_name(self, index: int) -> str:
-        """The path below the folder that is checked."""
-        path = self.paths[index]
-        return printable(path.relative_to(self.paths.root) if isinstance(self.paths, PathList) else path)
-
-    def report(self) -> Report:
-        seconds = np.frombuffer(self.seconds) if self.seconds else None
-        return Report(
-            files=dict(self.files),
-            findings=dict(self.findings.most_common()),
-            examples=self.examples,
-            unusable=len(self.bad),
-            flagged=len(self.flagged),
-            rates=dict(Counter({rate: len(files) for rate, files in self.by_rate.items()}).most_common()),
-            sizes=dict(self.sizes.most_common()),
-            lengths=None if seconds is None else lengths_of(seconds),
-            bad=frozenset(self.paths[index] for index in self.bad),
-        )
-
-
 def lengths_of(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> Lengths:
     return Lengths(float(seconds.min()), float(np.median(seconds)), float(seconds.max()), float(seconds.sum()))
 
 
 def row(path: Path, finding: Finding) -> dict[str, Any]:
     return {"path": printable(path), "finding": finding.name, "detail": finding.detail}
-
-
-@contextmanager
-def rows_to(out: Path | None) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A function that appends a row to the file at once, so that what was found survives Ctrl-C; None: to nowhere."""
-    if out is None:
-        yield lambda entry: None
-        return
-    with out.open("w", encoding="utf-8") as file:
-
-        def write(entry: dict[str, Any]) -> None:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-            file.flush()
-
-        yield write

@@ -43,7 +43,7 @@ def test_a_folder_is_counted_and_summed_up(folder: Path) -> None:
     report = check_folder(folder)
     assert report.files == {"audio": 5, "image": 1}
     assert report.findings == {"silent": 1, "undecodable": 1, "wrong rate": 1}
-    assert (report.total, report.flagged, report.unusable) == (6, 3, 1)
+    assert (len(report.paths), len(report.flagged), len(report.unusable)) == (6, 3, 1)
     assert report.rates == {16_000: 3, 8_000: 1}
     assert report.sizes == {"9×8": 1}
     assert report.lengths == Lengths(0.5, 0.75, 1.5, 3.5)
