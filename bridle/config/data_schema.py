@@ -48,7 +48,7 @@ class DataConfig(Section):
     std: tuple[Above0, ...] | None = None
     views: Positive = 1  # windows (audio) or clips (video) of an item at evaluation, spread evenly, then averaged
     trim: bool = False  # audio: digital silence at both ends of a recording, as padding is, is not shown
-    cache_mb: Natural = 0  # decoded items kept in memory, per process; 0 decodes every time
+    cache_mb: Natural = 0  # decoded items kept in memory, for all workers together; 0 decodes every time
     workers: Natural = 0
     bad_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1  # stop pretraining when more of the samples are unusable
 

@@ -34,7 +34,7 @@ TOKEN_LIMIT = 2 * 2**30  # bytes of all tokens together; fitting holds them abou
 class Features(NamedTuple):
     """What is known of every item: one vector or its tokens, and its label or labels."""
 
-    x: NDArray[np.float32]  # (N, D), or tokens (N, T, D)
+    x: Array  # (N, D) float32, or tokens (N, T, D)
     y: Array  # (N,) int64, or (N, K) bool where an item may have several labels
     valid: Array | None = None  # (N, T) bool, False where a token is padding; None means all tokens are real
 

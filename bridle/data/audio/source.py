@@ -111,7 +111,7 @@ class Recordings(FileSource):
         if self.keeps_wave:
             shown: Tensor = self.front(self._wave(index, start_at, None))
             return shown
-        features = self.cache.items.get(index)
+        features = self.cache.find(index)
         if features is None:
             part = self._decode(index, start_at)
             features = self.front(self._trimmed(part))
@@ -121,7 +121,7 @@ class Recordings(FileSource):
 
     def _wave(self, index: int, start_at: ChooseStart, generator: torch.Generator | None) -> Tensor:
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""
-        wave = self.cache.items.get(index)
+        wave = self.cache.find(index)
         if wave is None:
             part = self._decode(index, start_at)
             if not part.whole:

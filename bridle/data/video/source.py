@@ -139,9 +139,9 @@ class Videos(FileSource):
     def _clip(self, index: int, place: float) -> Tensor:
         """(n, h, w, C) with n ≤ T, from the cached video or from its file."""
         path, span = self.paths[index], self.span(index)
-        if self.cache.limit and (index in self.cache.items or not self.cache_full):
+        if self.cache.limit and (index in self.cache or not self.cache_full):
             whole = self.cache.get(index, lambda: self.decoding.whole(path, span=span))
-            self.cache_full = self.cache_full or index not in self.cache.items
+            self.cache_full = self.cache_full or index not in self.cache
             if len(whole):
                 from bridle.data.video.decode import start_of
 

@@ -11,7 +11,8 @@ there the Hessian is close to diagonal,
 
     H ≈ C · a_k · λ_j + 1,   λ = eigenvalues of XᵀX,   a_k = mean p_k (1 − p_k),
 
-and L-BFGS on V = W · √H needs some tens of steps where the plain variables, correlated as pixels are, need hundreds.
+which preconditions the conjugate gradients that solve each step of Newton's method. Steps are computed in float32,
+the objective and its slope in float64.
 """
 
 from __future__ import annotations
@@ -27,9 +28,17 @@ from bridle.evaluate.features import Array, Features
 from bridle.evaluate.metrics import best_class, mean_average_precision
 
 STRENGTHS = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0)
-MAX_ITERATIONS = 300  # of L-BFGS per fit; a usual fit needs under 100
-TOLERANCE = 1e-9  # nats per item, of the objective's change between two steps; then it has no digit left to move
+MAX_ITERATIONS = 60  # Newton steps per fit; a usual fit needs about 10
+TOLERANCE = 1e-9  # nats per item that the last step should gain; after it, less than a tenth of that is left
 CHOOSING = 1e-5  # the same while a strength is chosen: its answers on held-back items move no more
+MOST_PRODUCTS = 200  # with the Hessian in a Newton step
+# A step ends when as many products as it had, each worth its last, would gain less than this share: little far from the
+# optimum, where the next step looks different anyway.
+ENOUGH, ENOUGH_FAR = 0.2, 0.5
+NEAR = 1e-3  # nats per item that a step gains
+FLOOR = 30.0  # penalties that the modelled Hessian has at least: items that are certain flatten it
+SMALLEST_STEP = 1e-6  # share of a Newton step
+BLOCK = 256  # rows multiplied with others at once
 KEPT_AXES = 1e-10  # principal axes with less than this share of the largest eigenvalue tell nothing
 SMALLEST_CURVATURE = 1e-4  # of a_k: where all answers are certain the model of the Hessian must not vanish
 
@@ -54,13 +63,18 @@ class LinearClassifier(NamedTuple):
 
 
 class _Rotated(NamedTuple):
-    """Standardised training features on their principal axes."""
+    """Standardised training features on their principal axes, the orthonormal columns of `left · right` (D, R)."""
 
     x: Tensor  # (N, R) float64
-    axes: Tensor  # (D, R), orthonormal columns: standardised x = x_rotated · axesᵀ
+    left: Tensor  # (D, D or N)
+    right: Tensor  # (D or N, R)
     spread: Tensor  # (R,) eigenvalues λ per item, λ/N
     mean: Tensor  # (D,)
     scale: Tensor  # (D,)
+
+    def turned_back(self, weight: Tensor) -> Tensor:
+        """(R, K) on the axes -> (D, K) of the standardised features."""
+        return self.left @ (self.right @ weight)
 
 
 class _Solved(NamedTuple):
@@ -101,7 +115,7 @@ def fit_logistic(
         strength, near = path[best], tried[best]
     # What was found without the validation items is close to what all items ask for.
     (final,) = _solve_along(rotated, targets, [strength], slice(None), train.multilabel, start=near)
-    weight = rotated.axes @ final.weight  # (R, K) -> (D, K)
+    weight = rotated.turned_back(final.weight)
     setting: dict[str, float | bool] = {"strength": float(strength), "converged": final.converged}
     return LinearClassifier(classes, rotated.mean, rotated.scale, weight, final.bias, not train.multilabel, setting)
 
@@ -142,19 +156,44 @@ def moments_of(features: Array) -> Moments:
     return mean, torch.where(scale > 1e-8, scale, 1.0)  # a constant feature stays at zero
 
 
+def in_their_span(train: Features, test: Features) -> tuple[Features, Features]:
+    """Both standardised by the training items and turned onto an orthonormal basis of those items' span.
+
+    A classifier's weights lie in the span of the items it is fitted on, so that fits on some of them stay the same, and
+    cost less. With more items than features they are only standardised.
+    """
+    mean, scale = moments_of(train.x)
+    known, asked = ((torch.from_numpy(items.x).double() - mean) / scale for items in (train, test))
+    if len(known) < known.shape[1]:
+        rotated = _rotate(train.x, (mean, scale))
+        known, asked = rotated.x, asked @ rotated.left @ rotated.right
+    return train._replace(x=known.numpy()), test._replace(x=asked.numpy())
+
+
 def _rotate(features: Array, moments: Moments) -> _Rotated:
     mean, scale = moments
     x = (torch.from_numpy(features).double() - mean) / scale
     N, D = x.shape
     if D <= N:
-        spread, axes = torch.linalg.eigh(x.T @ x)
+        spread, axes = torch.linalg.eigh(products(x.T))
         kept = spread > KEPT_AXES * spread[-1]
         axes = axes[:, kept]
-    else:  # the axes lie in the span of the items: the smaller problem is the items' products
-        spread, rows = torch.linalg.eigh(x @ x.T)
-        kept = spread > KEPT_AXES * spread[-1]
-        axes = x.T @ (rows[:, kept] / spread[kept].sqrt())
-    return _Rotated(x @ axes, axes, spread[kept] / N, mean, scale)
+        return _Rotated(x @ axes, torch.eye(D, dtype=x.dtype), axes, spread[kept] / N, mean, scale)
+    # The axes xᵀ·rows/√λ lie in the span of the items: the smaller problem is the items' products.
+    spread, rows = torch.linalg.eigh(products(x))
+    kept = spread > KEPT_AXES * spread[-1]
+    length, rows = spread[kept].sqrt(), rows[:, kept]
+    return _Rotated(rows * length, x.T, rows / length, spread[kept] / N, mean, scale)
+
+
+def products(x: Tensor) -> Tensor:
+    """x · xᵀ (N, N) in blocks, those above the diagonal copied from below."""
+    found = x.new_empty(len(x), len(x))
+    for start in range(0, len(x), BLOCK):
+        rows = slice(start, start + BLOCK)
+        below = x[start:] @ x[rows].T
+        found[start:, rows], found[rows, start:] = below, below.T
+    return found
 
 
 def _solve_along(
@@ -175,41 +214,87 @@ def _solve_along(
     bias = share.logit() if multilabel else share.log()
     found = _Solved(x.new_zeros(x.shape[1], len(share)), bias, True) if start is None else start
     found = found._replace(bias=torch.where(found.bias.isfinite(), found.bias, bias))
+    x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)  # the last weight is the bias
+    problem = _Problem(x, x.float(), y[:, fitted], torch.cat([rotated.spread, x.new_ones(1)]), multilabel)
     for strength in strengths:
-        own = _Solved(found.weight[:, fitted], found.bias[fitted], found.converged)
-        own = _solve(x, y[:, fitted], strength, own, spread=rotated.spread, multilabel=multilabel, tolerance=tolerance)
-        found = _Solved(torch.zeros_like(found.weight), torch.where(fitted, 0.0, bias), own.converged)
-        found.weight[:, fitted], found.bias[fitted] = own.weight, own.bias
+        before = torch.cat([found.weight, found.bias[None]])[:, fitted]
+        after, converged = _solve(problem, strength, before, tolerance=tolerance)
+        found = _Solved(torch.zeros_like(found.weight), torch.where(fitted, 0.0, bias), converged)
+        found.weight[:, fitted], found.bias[fitted] = after[:-1], after[-1]
         yield found
 
 
-def _solve(
-    x: Tensor, y: Tensor, strength: float, start: _Solved, *, spread: Tensor, multilabel: bool, tolerance: float
-) -> _Solved:
-    """L-BFGS from `start`, in variables scaled by the square root of the modelled Hessian."""
-    N, loss = len(x), _against_the_rest if multilabel else _softmax_loss
-    penalty = 1 / (strength * N)  # the objective per item: mean ℓ + ½·penalty·‖W‖²
-    p = loss(x @ start.weight + start.bias, y)[1] + y  # the derivative is p − y
-    curvature = (p * (1 - p)).mean(dim=0).clamp(min=SMALLEST_CURVATURE)  # (K,)
-    stretch = (spread[:, None] * curvature + penalty).rsqrt()  # (R, K): W = stretch · V
-    lift = curvature.rsqrt()  # (K,): b = lift · v
-    v = torch.cat([start.weight / stretch, (start.bias / lift)[None]])  # (R + 1, K)
-    optimizer = torch.optim.LBFGS(
-        [v], max_iter=MAX_ITERATIONS, history_size=20, tolerance_grad=0.0, tolerance_change=tolerance,
-        line_search_fn="strong_wolfe",
-    )  # fmt: skip
+class _Problem(NamedTuple):
+    """What is fitted: items on their principal axes with a constant 1 as the last feature, and their targets."""
 
-    def objective() -> float:
-        W = stretch * v[:-1]
-        total, residual = loss(torch.addmm(lift * v[-1], x, W), y)
-        residual /= N
-        slope = (residual.T @ x).T  # Xᵀ(p − y), in the order that reads x row by row
-        v.grad = torch.cat([(slope + penalty * W) * stretch, (residual.sum(dim=0) * lift)[None]])
-        return float(total / N + 0.5 * penalty * W.square().sum())
+    x: Tensor  # (N, R + 1) float64
+    x32: Tensor  # the same in float32
+    y: Tensor  # (N, K)
+    spread: Tensor  # (R + 1,)
+    multilabel: bool
 
-    optimizer.step(objective)
-    converged = optimizer.state[v]["n_iter"] < MAX_ITERATIONS
-    return _Solved(stretch * v[:-1], lift * v[-1], bool(converged))
+    def loss(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_n ℓ and its derivative by the scores (N, K)."""
+        return _against_the_rest(scores, self.y) if self.multilabel else _softmax_loss(scores, self.y)
+
+
+def _solve(problem: _Problem, strength: float, V: Tensor, *, tolerance: float) -> tuple[Tensor, bool]:
+    """Newton's method from weights and bias V (R + 1, K): where it ended, and whether at the optimum."""
+    x, N = problem.x, len(problem.x)
+    penalty = x.new_full((x.shape[1], 1), 1 / (strength * N))  # the objective per item: mean ℓ + ½·penalty·‖W‖²
+    penalty[-1] = 0.0  # the bias is free
+    scores = x @ V
+    total, residual = problem.loss(scores)
+    objective = total / N + 0.5 * (penalty * V.square()).sum()
+    for _ in range(MAX_ITERATIONS):
+        slope = (residual.T @ x).T / N + penalty * V  # Xᵀ(p − y), in the order that reads x row by row
+        step, gain = _newton_step(problem, residual + problem.y, slope, penalty)
+        change, share = x @ step, 1.0
+        while True:  # half as far until it pays
+            ahead = V - share * step
+            total, residual = problem.loss(scores - share * change)
+            lower = total / N + 0.5 * (penalty * ahead.square()).sum()
+            if lower <= objective - 1e-4 * share * gain or share < SMALLEST_STEP:
+                break
+            share /= 2
+        V, scores, objective = ahead, scores - share * change, lower
+        if gain < tolerance or share < SMALLEST_STEP:
+            return V, bool(gain < CHOOSING)
+    return V, False
+
+
+def _newton_step(problem: _Problem, p: Tensor, slope: Tensor, penalty: Tensor) -> tuple[Tensor, float]:
+    """Solve H · step = slope (R + 1, K) by preconditioned conjugate gradients; returns it and how much it should gain.
+
+    In float32: an inexact step costs a further one, not the optimum. It ends when a further product gains little.
+    """
+    x, N, p = problem.x32, len(problem.x), p.float()
+    spread = problem.spread[:, None] * (p * (1 - p)).double().mean(dim=0).clamp(min=SMALLEST_CURVATURE)
+    model = torch.maximum(spread, FLOOR * penalty) + penalty  # (R + 1, K), the diagonal of H ≈
+    model, penalty = model.float(), penalty.float()
+
+    def hessian(v: Tensor) -> Tensor:
+        u = x @ v
+        u = p * (1 - p) * u if problem.multilabel else p * (u - (p * u).sum(dim=1, keepdim=True))
+        return (u.T @ x).T / N + penalty * v
+
+    rest = slope.float()
+    step, near = torch.zeros_like(rest), rest / model
+    along, size, gain = near, float((rest * near).sum()), 0.0
+    for product in range(1, MOST_PRODUCTS + 1):
+        if size <= 0.0:
+            break
+        bent = hessian(along)
+        length = size / float((along * bent).sum())
+        step += length * along
+        rest = rest - length * bent
+        gain += (own := 0.5 * length * size)
+        if product * own < (ENOUGH if gain < NEAR else ENOUGH_FAR) * gain:
+            break
+        near = rest / model
+        before, size = size, float((rest * near).sum())
+        along = near + (size / before) * along
+    return step.double(), gain
 
 
 def _softmax_loss(scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

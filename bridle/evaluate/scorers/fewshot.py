@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from bridle.evaluate.features import Array, Features
-from bridle.evaluate.heads.logistic import fit_logistic, fit_quality, moments_of
+from bridle.evaluate.heads.logistic import fit_logistic, fit_quality, in_their_span
 from bridle.evaluate.scorers import Score, Task, register_scorer
 from bridle.evaluate.significance import half_width
 from bridle.runs.results import Interval
@@ -39,14 +39,14 @@ def few_shot(task: Task) -> dict[str, Score]:
     scores: dict[int, list[list[float]]] = {n: [[] for _ in range(draws)] for n in shots}
     sizes, short, done = dict.fromkeys(shots, 0), dict.fromkeys(shots, 0), 0
     for pair in task.pairs():
-        moments = moments_of(pair.train.x)
+        train, test = in_their_span(pair.train, pair.test)
         for draw in range(draws):
             order = class_orders(pair.train.y, generator(task.seed, "few shots", pair.name, draw))
             for n in shots:
                 rows = np.unique(np.concatenate([own[:n] for own in order]))
                 sizes[n] = max(sizes[n], len(rows))
                 short[n] = max(short[n], sum(len(own) < n for own in order))
-                scores[n][draw].append(_score(pair.train.part(rows), pair.test, moments))
+                scores[n][draw].append(_score(train.part(rows), test))
                 done += 1
                 task.progress("few-shot probe", total, done)
     means = {n: [statistics.fmean(own) for own in scores[n]] for n in shots}
@@ -72,8 +72,11 @@ def class_orders(y: Array, source: torch.Generator) -> list[Array]:
     return found
 
 
-def _score(train: Features, test: Features, moments: tuple[torch.Tensor, torch.Tensor]) -> float:
-    fitted = fit_logistic(train, np.zeros(len(train.y), dtype=bool), strengths=[STRENGTH], moments=moments)
+def _score(train: Features, test: Features) -> float:
+    width = train.x.shape[1]
+    standardised = torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64)
+    nothing = np.zeros(len(train.y), dtype=bool)
+    fitted = fit_logistic(train, nothing, strengths=[STRENGTH], moments=standardised)
     return fit_quality(fitted.scores(test), test.y, fitted.classes)
 
 

@@ -44,8 +44,18 @@ def test_of_several_labels_each_gets_its_items() -> None:
     assert [sorted(own.tolist()) for own in class_orders(y, torch.Generator())] == [[0, 1], [1, 2]]
 
 
-def test_scores_are_those_of_scikit_learn_on_the_same_draws() -> None:
+def widened(items: Features) -> Features:
+    """The same points in 200 features, more than there are items, with noise of their own in each."""
+    turn = np.random.default_rng(8).normal(size=(5, 200))
+    noise = np.random.default_rng(len(items.y)).normal(size=(len(items.y), 200))
+    return items._replace(x=(items.x @ turn + 4 * noise).astype(np.float32))
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_scores_are_those_of_scikit_learn_on_the_same_draws(wide: bool) -> None:
     train, test = clouds(60), clouds(90, seed=1)
+    if wide:
+        train, test = widened(train), widened(test)
     (found,) = few_shots(split_pairs(train, test, seed=3), shots=[4], draws=3, seed=3)
     mean, scale = train.x.mean(axis=0), train.x.std(axis=0)
     expected = []

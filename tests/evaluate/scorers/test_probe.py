@@ -201,9 +201,9 @@ def test_the_choice_of_strength_never_sees_the_test_items(monkeypatch: pytest.Mo
     fitted: list[int] = []
     original = logistic._solve
 
-    def counted(x: Tensor, *others: Any, **named: Any) -> Any:
-        fitted.append(len(x))
-        return original(x, *others, **named)
+    def counted(problem: Any, *others: Any, **named: Any) -> Any:
+        fitted.append(len(problem.x))
+        return original(problem, *others, **named)
 
     monkeypatch.setattr(logistic, "_solve", counted)
     train = blobs(100, 4, 6)

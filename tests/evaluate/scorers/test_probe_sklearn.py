@@ -16,7 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from bridle.evaluate.features import Features
-from bridle.evaluate.heads.logistic import fit_logistic
+from bridle.evaluate.heads import logistic
+from bridle.evaluate.heads.logistic import fit_logistic, in_their_span
 from bridle.evaluate.scorers.probe import fold_pairs, split_pairs
 
 
@@ -55,6 +56,27 @@ def test_the_fit_is_scikit_learns_optimum(items: int, width: int, classes: int, 
     pipeline.fit(x.astype(np.float64), y)
     ours = np.exp(found.scores(Features(x, y)))
     np.testing.assert_allclose(ours, pipeline.predict_proba(x.astype(np.float64)), atol=2e-4)
+
+
+def test_wide_features_in_the_span_of_the_items_give_the_same_probabilities_as_scikit_learn_on_all() -> None:
+    x, asked = correlated(60, 90), correlated(40, 90, seed=5)
+    y = np.arange(60) % 4
+    train, test = in_their_span(Features(x, y), Features(asked, np.arange(40) % 4))
+    assert train.x.shape[1] == test.x.shape[1] == 59  # the mean takes one dimension away
+    found = fit_logistic(train.part(np.arange(30)), np.zeros(30, dtype=bool), strengths=[1.0], moments=unchanged(59))
+    scale = StandardScaler().fit(x.astype(np.float64))
+    oracle = LogisticRegression(C=1.0, tol=1e-9, max_iter=20_000).fit(scale.transform(x[:30]), y[:30])
+    np.testing.assert_allclose(np.exp(found.scores(test)), oracle.predict_proba(scale.transform(asked)), atol=1e-3)
+
+
+def unchanged(width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(width, dtype=torch.float64), torch.ones(width, dtype=torch.float64)
+
+
+def test_products_in_blocks_are_all_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logistic, "BLOCK", 3)
+    x = torch.randn(8, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(logistic.products(x), x @ x.T)
 
 
 def test_of_few_items_the_strength_is_chosen_by_all_of_them_in_turns_as_brute_force_does() -> None:
