@@ -109,22 +109,22 @@ def data_stats(
 
 def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool) -> None:
     """`data check` for a folder of shards."""
-    from bridle.data.inspect.check import rows_to
     from bridle.data.shards.verify import check_shards
+    from bridle.files import json_line
 
     with counting("checked", "shards") as tell:
         found = check_shards(path, workers=workers, tell=tell)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
-    with rows_to(out) as write:
-        for fault in found.faults:
-            typer.echo(f"{fault.path}: {fault.detail}")
-            write({"path": fault.path, "finding": "damaged", "detail": fault.detail})
-        write({"summary": {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}})
+    for fault in found.faults:
+        typer.echo(f"{fault.path}: {fault.detail}")
     typer.echo(f"shards    {found.shards:,} ({found.samples:,} samples)")
     sound = "checksums and index agree" if found.verified else "headers are valid (no checksums: no shards.json)"
     typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else sound}")
     if out is not None:
+        lines = [json_line({"path": one.path, "finding": "damaged", "detail": one.detail}) for one in found.faults]
+        summary = {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}
+        out.write_text("".join([*lines, json_line({"summary": summary})]), encoding="utf-8")
         typer.echo(f"wrote {out}")
     if found.faults:
         typer.echo("Next:  copy the shards again, or repeat the bridle data shard command; good ones are kept.")
