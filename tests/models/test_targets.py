@@ -75,6 +75,19 @@ def test_a_decoder_asked_for_some_tokens_gives_what_it_gives_for_all(kind: str, 
     torch.testing.assert_close(slopes[1], slopes[0])
 
 
+@pytest.mark.parametrize("kind", ["window", "plain", "cross"])
+def test_what_spare_slots_hold_does_not_reach_the_decoders_guesses(kind: str) -> None:
+    config = load_config("digits-tiny", [f"decoder.kind={kind}", "geometry.patch=[2, 2]"])
+    decoder, random = build_nets(config).decoder, torch.Generator().manual_seed(0)
+    valid = torch.arange(64) < torch.tensor([[64], [40], [9]])
+    mask = draw_mask("random", grid=(8, 8), ratio=0.5, batch=3, generator=random, device="cpu", valid=valid)
+    assert mask.visible_valid is not None
+    z = torch.randn(3, 32, config.encoder.width, generator=random)
+    spoilt = torch.where(mask.visible_valid[..., None], z, 50.0)
+    found, other = (decoder(shown, mask=mask, valid=valid)[mask.masked] for shown in (z, spoilt))
+    torch.testing.assert_close(other, found)
+
+
 def test_targets_of_hidden_positions_are_those_positions() -> None:
     codes = torch.arange(10).reshape(1, 5, 2)
     hidden = Hidden(torch.tensor([[4, 1]]), torch.ones(1, 2, dtype=torch.bool))

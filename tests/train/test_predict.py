@@ -75,6 +75,8 @@ def marked(run: Run[Nets], step: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         hidden.append(mask.masked)
         predicted.append(torch.zeros_like(mask.masked).scatter(1, chosen.at, chosen.counted))
         assert int(chosen.counted.sum()) == int(predicted[-1].sum())  # no position twice
+        slots = max(1, round(run.config.mask.predict * (64 - mask.visible.shape[1])))
+        assert chosen.at.shape == (len(batch.x), slots)  # heads and loss run at no others
     return torch.cat(hidden), torch.cat(predicted)
 
 
