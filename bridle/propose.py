@@ -166,10 +166,10 @@ def choose_sound(survey: Survey, base: Config) -> Chosen:
     bands = next(n for n in (64, 48, 40, 32, 24, 16, 8) if has_full_bands(rate, audio.window_ms, n, audio.low_hz))
     long = quantile(survey.seconds(), 0.9)
     frames = max(1, 1 + int((1000 * long - audio.window_ms) / audio.shift_ms))
-    patch, views = [16, 16] if bands % 16 == 0 else [8, 8], 1
+    patch, views, short = [16, 16] if bands % 16 == 0 else [8, 8], 1, False
     if frames < window:
         if frames * bands < 64 * 16 * 16:
-            patch = [4, 16] if bands % 16 == 0 else [4, 8]  # short sounds: time counts more than pitch
+            short, patch = True, [4, 16] if bands % 16 == 0 else [4, 8]  # time counts more than pitch
         size = patch[0] * ceil(frames / patch[0])
         fits = f"{size * audio.shift_ms / 1000:.2f} s: nine of ten recordings fit ({long:.2f} s without silence)"
         share = 1 - quantile(survey.seconds(), 0.5) * 1000 / audio.shift_ms / window
@@ -187,6 +187,9 @@ def choose_sound(survey: Survey, base: Config) -> Chosen:
         Choice("data.trim", base.data.trim, f"{100 * survey.silence:.0f} % of the sound is digital silence at "
                "the ends of files; it is left out"),
         Choice("data.views", views, "windows of a recording that are averaged in evaluation"),
+        Choice("tokenizer.item_axes", [0] if short else None, "short sounds, such as words: every band loses its mean "
+               "over time, so that voice, microphone and noise matter less" if short else "a recording loses its level "
+               "and keeps its spectrum"),
     ], warnings  # fmt: skip
 
 
