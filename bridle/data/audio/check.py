@@ -51,11 +51,10 @@ class SoundMeter:
         self.clipped += int((full & np.concatenate([before, full[:-1]])).sum())
         self.was_full = full[-1:]
 
-    def judge(self, facts: Facts, *, shortest: float) -> Facts:
+    def judge(self, facts: Facts) -> Facts:
         """The findings about the sound as a whole."""
         if self.low is None or self.high is None:
             return facts.found("empty", "no samples")
-        seconds = facts.seconds or 0.0
         if self.broken:
             facts = facts.found("not finite", f"{self.broken} of {self.samples} samples are NaN or infinite")
         elif float(max(-self.low.min(), self.high.max())) < SILENCE:
@@ -64,8 +63,6 @@ class SoundMeter:
             facts = facts.found("silent", f"all samples are {float(self.low[0]):.4g}")
         if self.clipped >= CLIPPED_SHARE * self.samples:
             facts = facts.found("clipped", f"{100 * self.clipped / self.samples:.2f} % of samples at full scale")
-        if seconds < shortest:
-            facts = facts.found("too short", f"{seconds:.3g} s")
         return facts
 
 
@@ -80,7 +77,7 @@ def check_sound(path: Path, options: CheckOptions) -> Facts:
     facts = Facts(
         "audio", seconds=seconds, rate=track.rate, shape=(channels, meter.frames), sounding=round(sounding, 6)
     )
-    facts = meter.judge(facts, shortest=options.shortest)
+    facts = meter.judge(facts)
     if seconds < promised - SLACK:
         return facts.found("truncated", f"{seconds:.2f} of {promised:.2f} s are there")
     return facts.found("cut short", "the stream has no end mark") if lacks_end(path) else facts

@@ -12,7 +12,7 @@ import json
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -146,7 +146,8 @@ def check_folder(
     """
     wanted = None if kind == "auto" else file_modality(kind, option="--kind")
     paths = find_media(path, wanted)
-    look = partial(inspect_at, paths, wanted or commonest_modality(paths), wanted, CheckOptions(shortest, frames))
+    other = wanted or commonest_modality(path.name for path in paths[:1000])
+    look = partial(inspect_at, paths, other, wanted, CheckOptions(shortest, frames))
     report = Report(paths)
     with nullcontext() if out is None else out.open("w", encoding="utf-8") as file:
 
@@ -169,7 +170,7 @@ def check_folder(
 
 def write_good(path: Path, report: Report, out: Path) -> int:
     """Write a manifest of the usable files of a data set with their labels, splits and folds; returns their number."""
-    found = find_listing(path, extensions=commonest_modality(find_media(path)).extensions)
+    found = find_listing(path, extensions=commonest_modality(file.name for file in find_media(path)).extensions)
     label = "labels" if isinstance(found.train.labels, MultiLabels) else "label"
     folder, classes, rows = out.absolute().parent, found.classes or (), list[dict[str, object]]()
     bad = {report.paths[index] for index in report.unusable}
@@ -219,9 +220,11 @@ def listed_media(manifest: Path, endings: tuple[str, ...], what: str) -> Sequenc
     return [manifest.parent / name for name in media]
 
 
-def commonest_modality(paths: Sequence[Path]) -> Modality:
-    """What a file is taken for whose ending does not tell."""
-    found = Counter(own.name for path in paths[:1000] if (own := modality_of_file(path.name)) is not None)
+def commonest_modality(names: Iterable[str]) -> Modality:
+    """The modality of most files, by the endings of their names."""
+    found = Counter(own.name for name in names if (own := modality_of_file(name)) is not None)
+    if not found:
+        raise DataError(f"no {', '.join(known.items for known in file_modalities())} among the files; name a --recipe.")
     return find_modality(found.most_common(1)[0][0])
 
 

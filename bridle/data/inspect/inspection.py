@@ -36,6 +36,8 @@ def inspect_file(path: Path, modality: Modality, options: CheckOptions) -> Facts
             facts = facts.found("truncated" if why.endswith("is truncated") else "undecodable", why)
         except Exception as error:  # decoders meet damaged files with errors of every type
             facts = facts.found("undecodable", reason(error))
+    if facts.seconds and facts.seconds < options.shortest:
+        facts = facts.found("too short", f"{facts.seconds:.3g} s")
     if messages and not any(finding.name in (*UNUSABLE, "cut short") for finding in facts.findings):
         facts = facts.found("decoder warning", messages[0])
     return facts

@@ -16,20 +16,19 @@ import numpy as np
 from bridle.config import Config, load_config
 from bridle.config.data_schema import AugmentConfig
 from bridle.data.build import open_data
-from bridle.data.inspect.check import Lengths, find_media, lengths_of
+from bridle.data.inspect.check import Lengths, commonest_modality, find_media, lengths_of
 from bridle.data.inspect.findings import CheckOptions
 from bridle.data.inspect.inspection import inspect_file
 from bridle.data.listing.audioset import Availability, availability, has_audioset
-from bridle.data.listing.folders import existing_folder, files_below
 from bridle.data.listing.layouts import find_listing, tell_layout
 from bridle.data.listing.manifest import MANIFESTS
 from bridle.data.loading.moments import Moments, measure
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import map_in_order
-from bridle.data.modality import Modality, all_extensions, file_modalities, find_modality, modality_of, modality_of_file
+from bridle.data.modality import Modality, all_extensions, file_modalities, modality_of
 from bridle.data.shards.reader import first_names
 from bridle.data.sources import Labels, Measured, Source
-from bridle.errors import DataError, UsageError, quoted
+from bridle.errors import UsageError, quoted
 
 
 class ClassSizes(NamedTuple):
@@ -73,25 +72,11 @@ def numbers(values: Sequence[float]) -> str:
 
 def guess_modality(path: Path) -> Modality:
     """The modality of most files below a folder, in shards or in a manifest."""
-    others = 0
-    if path.is_file():
-        if path.suffix.lower() not in MANIFESTS:
-            raise UsageError(f"{quoted(path)} is one file; give a folder, or a manifest ({' '.join(MANIFESTS)}).")
-        names = [file.name for file in find_media(path)]
-    else:
-        folder, endings = existing_folder(str(path)), all_extensions(file_modalities())
-        if tell_layout(folder) == "shards":
-            names = first_names(folder, endings)
-        else:
-            _, names, others = files_below(folder, endings)
-    counts = Counter(found.name for name in names if (found := modality_of_file(name)) is not None)
-    if not counts:
-        known = ", ".join(modality.items for modality in file_modalities())
-        raise DataError(
-            f"no {known} in {quoted(path)} or its folders ({others} files of other kinds); give the folder of your "
-            "data, or name its --recipe."
-        )
-    return find_modality(counts.most_common(1)[0][0])
+    if path.is_dir() and tell_layout(path) == "shards":
+        return commonest_modality(first_names(path, all_extensions(file_modalities())))
+    if path.is_file() and path.suffix.lower() not in MANIFESTS:
+        raise UsageError(f"{quoted(path)} is one file; give a folder, or a manifest ({' '.join(MANIFESTS)}).")
+    return commonest_modality(file.name for file in find_media(path))
 
 
 def own_settings(path: Path, modality: Modality) -> list[str]:
