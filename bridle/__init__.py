@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bridle.infer.files import FileCodes, FileFeatures
     from bridle.infer.model import Model, load
     from bridle.infer.read import read_codes, read_features
+    from bridle.infer.reconstruct import detokenize
     from bridle.infer.sequences import read_sequences
     from bridle.models.tokenizer import Tokenizer, register_tokenizer
     from bridle.runs.results import Score
@@ -39,6 +40,7 @@ __all__ = [
     "Tokenizer",
     "__version__",
     "array_modality",
+    "detokenize",
     "load",
     "open_index",
     "pretrain",
@@ -57,6 +59,7 @@ _HOME = {
     "Model": "bridle.infer.model",
     "FileCodes": "bridle.infer.files",
     "FileFeatures": "bridle.infer.files",
+    "detokenize": "bridle.infer.reconstruct",
     "read_codes": "bridle.infer.read",
     "read_features": "bridle.infer.read",
     "read_sequences": "bridle.infer.sequences",

@@ -31,6 +31,8 @@ USE, SHARE, MACHINE = "Use codes and features", "Share", "Machine"
 
 data_app = typer.Typer(no_args_is_help=True, help="Check, measure and pack your data: check, stats, shard.")
 app.add_typer(data_app, name="data", rich_help_panel=START)
+codes_app = typer.Typer(no_args_is_help=True, help="Compare files of codes: diff.")
+app.add_typer(codes_app, name="codes", rich_help_panel=USE)
 
 Recipe = Annotated[str, typer.Argument(help="A recipe name or a YAML file.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]

@@ -18,6 +18,7 @@ from bridle.cli.app import (
     Strict,
     WindowBatch,
     app,
+    codes_app,
     make_precision_safe,
     results_folder,
     show_written,
@@ -165,14 +166,35 @@ def detokenize(
     out: Annotated[Path, typer.Option("--out", help="Folder for the decoded files.")],
     stages: Annotated[int | None, typer.Option(min=1, help="Decode only the first codebooks.")] = None,
     iteration: Annotated[int | None, typer.Option(min=1, help="The tokenizer of this iteration.")] = None,
+    clips: Annotated[Literal["mp4", "gif"], typer.Option("--format", help="Format of clips.")] = "mp4",
     device: Device = "auto",
 ) -> None:
-    """Turn codes into pictures, sounds or clips: PNG, WAV, GIF, or .npy for arrays.
+    """Turn codes into pictures, sounds or clips: PNG, WAV, MP4 or GIF, or .npy for arrays.
 
     Example:  bridle detokenize runs/c10 codes.npz --out decoded --stages 2
     """
     from bridle.infer.model import load
-    from bridle.infer.reconstruct import reconstruct_files
+    from bridle.infer.reconstruct import detokenize as detokenize_files
 
-    written = reconstruct_files(load(run, iteration=iteration, device=device), codes, out, stages=stages)
+    model = load(run, iteration=iteration, device=device)
+    written = detokenize_files(model, codes, out, stages=stages, clips=clips)
     typer.echo(f"wrote {len(written):,} files to {out}, the first one {written[0]}")
+
+
+@codes_app.command("diff")
+def codes_diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="What `bridle tokenize` wrote.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same files, tokenized again.")],
+) -> None:
+    """Compare two files of codes: what share agrees, and at which stage they part.
+
+    Files are paired by name; where no name is in both, by their paths below the common folder, then without endings.
+
+    Example:  bridle codes diff codes-v1.npz codes-v2.npz
+    """
+    from bridle.infer.diff import diff_codes, diff_table
+
+    found = diff_codes(old, new)
+    screen().print(diff_table(found))
+    for line in found.lines():
+        typer.echo(line)

@@ -4,6 +4,7 @@
     config.yaml         the resolved config, without paths of the machine it was trained on
     config.json         format, origin (iteration, phase), geometry, what was measured, licence of the data
     README.md           the model card; not in the manifest, because people are meant to edit it
+    detokenizer/iterR/  where one is trained: config, errors and its checkpoint, which has a manifest of its own
     *.onnx, *.pt2       graphs, where asked for
     manifest.json       size and SHA-256 of the others: `files` are checked on loading, `graphs` can be left out
 
@@ -31,6 +32,8 @@ from bridle.export.load import FORMAT, Trained
 from bridle.files import fingerprint, replacing_folder, write_json
 from bridle.models.build import named_state
 from bridle.runs.checkpoint import EXPORTED, MANIFEST
+from bridle.runs.folder import RunFolder
+from bridle.runs.reconstruction import RATE, RESULT
 
 WEIGHTS, SETTINGS, CARD = "model.safetensors", "config.yaml", "README.md"
 LOADED = (WEIGHTS, SETTINGS, EXPORTED, MANIFEST)  # what loading needs
@@ -84,11 +87,25 @@ def _fill(temporary: Path, trained: Trained, *, half: bool, graph_writers: Seque
     trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
     write_json(temporary / EXPORTED, description(trained))
     (temporary / CARD).write_text(model_card(trained), encoding="utf-8")
+    if trained.detokenizer is not None:
+        copy_detokenizer(RunFolder(trained.detokenizer), RunFolder(temporary).detokenizer(trained.facts.iteration).path)
     files, checked = (
         {name: fingerprint(temporary / name) for name in names} for names in ((WEIGHTS, SETTINGS, EXPORTED), graphs)
     )
     write_json(temporary / MANIFEST, {"format": FORMAT, "files": files, "graphs": checked})
     return trained
+
+
+def copy_detokenizer(detokenizer: RunFolder, out: Path) -> None:
+    """Copy the last checkpoint of a detokenizer, what was measured of it, and its config without paths."""
+    ends = detokenizer.encoder_checkpoints(ends=True)
+    if not ends:
+        raise CheckpointError(f"{detokenizer}: its checkpoint is missing; delete the folder and train it again.")
+    shutil.copytree(ends[-1], RunFolder(out).checkpoints / ends[-1].name)
+    (out / SETTINGS).write_text(dump_config(without_paths(detokenizer.config())), encoding="utf-8")
+    for name in (RESULT, RATE):
+        if (detokenizer.path / name).is_file():
+            shutil.copyfile(detokenizer.path / name, out / name)
 
 
 def require_free(out: Path, *, overwrite: bool) -> None:
@@ -130,7 +147,11 @@ def as_stored(trained: Trained, *, half: bool) -> Trained:
     """A copy on the CPU whose weights are exactly those that will be read back."""
     encoder, tokenizer = copy.deepcopy((trained.encoder, trained.own_tokenizer))
     stored = Trained(
-        encoder.cpu(), None if tokenizer is None else tokenizer.cpu(), without_paths(trained.config), trained.facts
+        encoder.cpu(),
+        None if tokenizer is None else tokenizer.cpu(),
+        without_paths(trained.config),
+        trained.facts,
+        detokenizer=trained.detokenizer,
     )
     for parameter in (p for module in stored.modules().values() for p in module.parameters()):
         if parameter.dtype in (torch.float16, torch.bfloat16):  # it was loaded so; what is stored is --half's to say

@@ -17,8 +17,10 @@ from bridle.errors import CheckpointError, UsageError, first_line, quoted
 from bridle.export.folder import CARD, LOADED
 from bridle.files import replacing_folder
 from bridle.runs.checkpoint import MANIFEST
+from bridle.runs.folder import RunFolder
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
+DETOKENIZERS = "detokenizer/*"
 INSTALL = 'pip install "bridle[hub]"'
 
 
@@ -58,6 +60,8 @@ def folder_to_work_in(name: str | Path) -> Path:
                 for file in (*LOADED, CARD):
                     if (source / file).is_file():
                         shutil.copyfile(source / file, temporary / file)
+                if RunFolder(source).detokenizers().is_dir():
+                    shutil.copytree(RunFolder(source).detokenizers(), RunFolder(temporary).detokenizers())
         except OSError as error:
             raise CheckpointError(
                 f"{quoted(copy)}, the copy of {quoted(name)} that results go to, could not be written "
@@ -77,7 +81,9 @@ def download(repo_id: str) -> Path:
     hub = require_hub(f"{quoted(repo_id)} is no folder here (check the path), so it can only be a model on the hub")
     name, _, revision = repo_id.partition("@")
     try:
-        return Path(hub.snapshot_download(name, revision=revision or None, allow_patterns=[*LOADED, CARD]))
+        return Path(
+            hub.snapshot_download(name, revision=revision or None, allow_patterns=[*LOADED, CARD, DETOKENIZERS])
+        )
     except Exception as error:  # a missing model, no connection, HF_HUB_OFFLINE: each has its own class
         raise CheckpointError(
             f"{quoted(repo_id)} is not a folder and could not be had from the hub ({type(error).__name__}: "

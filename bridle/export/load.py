@@ -22,6 +22,7 @@ from bridle.models.tokenizer import Tokenizer
 from bridle.runs.checkpoint import EXPORTED, Loaded
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
+from bridle.runs.reconstruction import RESULT
 from bridle.runs.results import Results, read_results
 from bridle.train.algorithm1 import restore_frozen
 
@@ -54,6 +55,7 @@ class Trained(NamedTuple):
     config: Config
     facts: Facts
     run: Path | None = None  # the run directory it was read from
+    detokenizer: Path | None = None  # folder of the detokenizer for its codes, where one is trained
 
     def modules(self) -> dict[str, nn.Module]:
         """The networks by name."""
@@ -123,7 +125,8 @@ def read_trained(folder: Path, *, iteration: int | None = None) -> Trained:
             problems.append(str(error))
             warnings.warn(f"{error} Using an earlier checkpoint if there is one.", stacklevel=3)
             continue
-        return Trained(*restore_frozen(config, loaded), config, facts_of_run(loaded, config), folder)
+        facts = facts_of_run(loaded, config)
+        return Trained(*restore_frozen(config, loaded), config, facts, folder, find_detokenizer(run, facts.iteration))
     raise CheckpointError(" ".join(problems))
 
 
@@ -152,4 +155,11 @@ def _read_exported(run: RunFolder, iteration: int | None) -> Trained:
             f"{quoted(run)} was written by bridle {by} and this is bridle {this}, which cannot use its settings "
             f"({error}); install that version or a newer one."
         ) from error
-    return Trained(*restore_frozen(config, loaded), config, facts)
+    found = find_detokenizer(run, facts.iteration)
+    return Trained(*restore_frozen(config, loaded), config, facts, detokenizer=found)
+
+
+def find_detokenizer(run: RunFolder, iteration: int) -> Path | None:
+    """The folder of the trained detokenizer for the codes of an iteration; None where there is none."""
+    folder = run.detokenizer(iteration).path
+    return folder if (folder / RESULT).is_file() else None

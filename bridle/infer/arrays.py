@@ -72,8 +72,12 @@ def code_tensor(codes: ArrayLike, sizes: Sequence[int]) -> Tensor:
     found = found.to(torch.int64)
     if found.shape[-1] <= len(sizes) and found.numel():
         limits = torch.tensor(list(sizes[: found.shape[-1]]), device=found.device)
-        if bool(((found < 0) | (found >= limits)).any()):
-            raise UsageError(f"a code is not below its codebook's size, or negative; the sizes are {list(sizes)}.")
+        wrong = (found < 0) | (found >= limits)
+        if bool(wrong.any()):
+            stage = int(wrong.reshape(-1, found.shape[-1]).any(0).int().argmax()) + 1
+            raise UsageError(
+                f"a code of stage {stage} is not below its codebook's size, or negative; the sizes are {list(sizes)}."
+            )
     return found
 
 

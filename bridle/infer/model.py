@@ -70,6 +70,7 @@ class Model:
         self.encoder, self.own_tokenizer, self.folder = nets.encoder, nets.own_tokenizer, folder
         self.facts = nets.facts if isinstance(nets, Trained) else facts_of_nets(nets.own_tokenizer)
         self.run = nets.run if isinstance(nets, Trained) else None
+        self.codec_folder = nets.detokenizer if isinstance(nets, Trained) else None
         for module in self._trained().modules().values():
             module.requires_grad_(False).eval().to(device)
         self.encoder.to(dtype)
@@ -119,7 +120,7 @@ class Model:
         return trained._replace(facts=trained.facts._replace(data_licence=licence))
 
     def _trained(self) -> Trained:
-        return Trained(self.encoder, self.own_tokenizer, self.config, self.facts, self.run)
+        return Trained(self.encoder, self.own_tokenizer, self.config, self.facts, self.run, self.codec_folder)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -217,9 +218,12 @@ class Model:
         detokenizer is trained with `bridle detokenizer RUN`.
         """
         checked = arrays.code_tensor(codes, self.config.quantizer.sizes)
-        if checked.dim() != 3 or checked.shape[1] != self.geometry.tokens or not len(checked):
+        books = len(self.config.quantizer.sizes)
+        fits = checked.dim() == 3 and checked.shape[1] == self.geometry.tokens and 1 <= checked.shape[2] <= books
+        if not fits or not len(checked):
             raise UsageError(
-                f"codes have shape {list(checked.shape)}; expected (B, {self.geometry.tokens}, stages), at least one."
+                f"codes have shape {list(checked.shape)}; expected (B, {self.geometry.tokens}, stages), at least one, "
+                f"and 1 to {books} stages."
             )
         marks = None if valid is None else torch.as_tensor(valid).bool()
         kept, found = min(stages or checked.shape[-1], checked.shape[-1]), []

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,58 +18,108 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bridle.data.audio.inversion import invert_logmel
-from bridle.data.audio.logmel import LogMel
-from bridle.data.audio.modality import front_end
-from bridle.data.modality import modality_of
 from bridle.errors import DataError, UsageError, quoted
-from bridle.evaluate.reconstruction.measure import is_spectrogram
 from bridle.files import replacing
 from bridle.geometry import Geometry
-from bridle.infer.model import Model
+from bridle.infer.media import FRAME_RATE, ClipFormat, Media, media_writer
+from bridle.infer.model import Model, load
 from bridle.infer.read import CodesFile
 
 BATCH = 16  # windows decoded together
-SOUND_FRAMES, SOUND_OVERLAP = 1024, 64  # frames whose phases are found together, and of which two neighbours share
-FRAME_RATE = 8  # pictures a second of a clip whose file did not say
 
+Array = NDArray[Any]
 Decode = Callable[[Tensor, Tensor], Tensor]  # codes (B, T, m), valid (B, T) -> (B, C, *input)
 
 
 class Grid(NamedTuple):
-    """The codes of one file on its grid."""
+    """The codes of one file on its grid, in the type they are stored in."""
 
-    codes: Tensor  # (length, rest, m): patches along the first axis, all other axes flattened
-    valid: Tensor  # (length, rest)
+    codes: Array  # (length, rest, m): patches along the first axis, all other axes flattened
+    valid: Array  # (length, rest)
 
 
-def reconstruct_files(model: Model, codes: Path, out: Path, *, stages: int | None = None) -> list[Path]:
-    """Write one file into `out` for every file in `codes`; returns their paths.
+def detokenize(
+    model: Model | str | Path,
+    codes: str | Path,
+    out: str | Path,
+    *,
+    stages: int | None = None,
+    clips: ClipFormat = "mp4",
+) -> list[Path]:
+    """Write one picture, sound, clip or array into `out` for every file in `codes`; returns their paths.
 
-    `codes` is what `bridle tokenize` wrote with the same model; `stages` decodes only the first ones.
+    `codes` is what `bridle tokenize` wrote with the same model; `stages` decodes only the first ones. Codes that the
+    model cannot have made are refused before anything is written.
     """
-    stored, wanted = CodesFile(codes), model.fingerprint
-    if stored.header.model != wanted:  # they would decode to nonsense
-        raise UsageError(
-            f"{quoted(codes)}: these codes come from another model (fingerprint {stored.header.model}, this one has "
-            f"{wanted}); decode them with the model that made them, or tokenize the files again."
-        )
-    ending, write = media_writer(model)
-    held = len(stored.header.codebook_sizes)
-    if stages is not None and not 1 <= stages <= held:
-        raise UsageError(f"--stages {stages}: {quoted(codes)} holds the codes of {held} stages; give 1 to {held}.")
-    out.mkdir(parents=True, exist_ok=True)
+    opened = model if isinstance(model, Model) else load(model)
+    stored, folder, geometry = CodesFile(codes), Path(out), opened.geometry
+    require_decodable(stored, opened, stages)
+    ending, write = media_writer(opened.config, clips=clips)
     names = output_names(stored.files, ending)
+    folder.mkdir(parents=True, exist_ok=True)
     written = []
     for (_, columns), name in zip(stored.rows(), names, strict=True):
-        path = out / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        grid = on_grid(columns["codes"], columns["positions"], model.geometry)
-        pieces = decoded_pieces(grid, model.geometry, lambda c, v: model.decode_to_input(c, valid=v, stages=stages))
+        grid = on_grid(columns["codes"], columns["positions"], geometry)
+        pieces = decoded_pieces(grid, geometry, lambda c, v: opened.decode_to_input(c, valid=v, stages=stages))
         with replacing(path) as temporary:
-            write(pieces, temporary)
+            write(pieces, temporary, Media(len(grid.codes) * geometry.patch[0], frame_rate(columns, geometry)))
         written.append(path)
     return written
+
+
+def require_decodable(stored: CodesFile, model: Model, stages: int | None) -> None:
+    """An error of one line if some of the codes cannot be decoded with this model; reads all of them."""
+    path, sizes, held = quoted(stored.path), tuple(model.config.quantizer.sizes), stored.header.codebook_sizes
+    if stored.header.model != model.fingerprint:  # they would decode to nonsense
+        raise UsageError(
+            f"{path}: these codes come from another model (fingerprint {stored.header.model}, this one has "
+            f"{model.fingerprint}); decode them with the model that made them, or tokenize the files again."
+        )
+    if not held or held != sizes[: len(held)]:
+        raise DataError(
+            f"{path}: its codebooks have {list(held)} codes, those of the model {list(sizes)}; stages can be left out "
+            "at the end only. Tokenize the files again."
+        )
+    if stages is not None and not 1 <= stages <= len(held):
+        raise UsageError(f"--stages {stages}: {path} holds the codes of {len(held)} stages; give 1 to {len(held)}.")
+    limits = np.array(held, dtype=np.int64)
+    for name, columns in stored.rows():
+        codes, where = columns["codes"], f"{path}: {quoted(name)}"
+        if codes.dtype.kind not in "ui" or codes.shape[1] != len(held):
+            raise DataError(
+                f"{where}: expected whole numbers of {len(held)} stages, got {codes.dtype} {list(codes.shape)}; "
+                "tokenize the file again."
+            )
+        if len(codes) == 0:
+            raise DataError(f"{where} has no codes; tokenize it again.")
+        wrong = (codes < 0) | (codes >= limits)
+        if wrong.any():
+            token, stage = (int(n) for n in np.argwhere(wrong)[0])
+            raise DataError(
+                f"{where}: code {codes[token, stage]} of stage {stage + 1} at token {token} is not below its "
+                f"codebook's size, {held[stage]}; tokenize the file again."
+            )
+        require_positions(columns["positions"], model.geometry, where)
+    _ = model.detokenizer  # an error names the command that trains one
+
+
+def require_positions(positions: Array, geometry: Geometry, where: str) -> None:
+    """DataError if a token lies outside the model's grid."""
+    rest = np.array(geometry.grid[1:], dtype=np.int64)
+    shape_fits = positions.ndim == 2 and positions.shape[1] == geometry.rank and positions.dtype.kind in "ui"
+    if not shape_fits or positions.min() < 0 or (positions[:, 1:] >= rest).any():
+        raise DataError(f"{where}: positions go beyond the grid {list(geometry.grid)} of the model; tokenize it again.")
+
+
+def frame_rate(columns: Mapping[str, Array], geometry: Geometry) -> float:
+    """Frames a second by the times of the first two steps along the first axis."""
+    first, times = columns["positions"][:, 0], columns.get("times")
+    if times is None or not (first == 1).any() or not (first == 0).any():
+        return FRAME_RATE
+    seconds = float(times[first == 1][0] - times[first == 0][0])
+    return geometry.patch[0] / seconds if seconds > 0 else FRAME_RATE
 
 
 def output_names(files: list[str], ending: str) -> list[Path]:
@@ -88,19 +137,12 @@ def output_names(files: list[str], ending: str) -> list[Path]:
     return names
 
 
-def on_grid(codes: NDArray[Any], positions: NDArray[Any], geometry: Geometry) -> Grid:
+def on_grid(codes: Array, positions: Array, geometry: Geometry) -> Grid:
     """Rows of codes at their places; tokens that are missing, because they were padding, are marked."""
-    if len(codes) == 0:
-        raise DataError("a file has no codes; tokenize it again.")
-    rest = geometry.grid[1:]
-    if positions.min() < 0 or (positions[:, 1:] >= np.array(rest, dtype=np.int64)).any():
-        raise DataError(f"positions go beyond the grid {list(geometry.grid)} of the model; tokenize the file again.")
-    shape = int(positions[:, 0].max()) + 1, *rest
-    places = tuple(torch.from_numpy(positions.astype(np.int64)).T)
-    grid = torch.zeros(*shape, codes.shape[1], dtype=torch.int64)
-    valid = torch.zeros(shape, dtype=torch.bool)
-    grid[places] = torch.from_numpy(codes.astype(np.int64))
-    valid[places] = True
+    shape = int(positions[:, 0].max()) + 1, *geometry.grid[1:]
+    places = tuple(positions.astype(np.int64).T)
+    grid, valid = np.zeros((*shape, codes.shape[1]), dtype=codes.dtype), np.zeros(shape, dtype=np.bool_)
+    grid[places], valid[places] = codes, True
     return Grid(grid.reshape(shape[0], -1, codes.shape[1]), valid.reshape(shape[0], -1))
 
 
@@ -135,78 +177,6 @@ def windows_at(grid: Grid, starts: list[int], size: int) -> tuple[Tensor, Tensor
     valid = torch.zeros(len(starts), size, width, dtype=torch.bool)
     for row, start in enumerate(starts):
         n = min(size, length - start)
-        codes[row, :n], valid[row, :n] = grid.codes[start : start + n], grid.valid[start : start + n]
+        codes[row, :n] = torch.from_numpy(grid.codes[start : start + n].astype(np.int64))
+        valid[row, :n] = torch.from_numpy(grid.valid[start : start + n])
     return codes.flatten(1, 2), valid.flatten(1)
-
-
-def media_writer(model: Model) -> tuple[str, Callable[[Iterator[Tensor], Path], None]]:
-    """File ending and writer: pictures as PNG, log-mel features as WAV, clips as GIF, other inputs as .npy."""
-    if is_spectrogram(model.config):
-        return ".wav", partial(write_sound, front=front_end(model.config))
-    if modality_of(model.config).is_unit_range:
-        return (".png", write_picture) if model.geometry.rank == 2 else (".gif", write_clip)
-    return ".npy", write_array
-
-
-def write_picture(pieces: Iterator[Tensor], path: Path) -> None:
-    """(C, H, W) in 0 … 1 as PNG."""
-    from PIL import Image
-
-    Image.fromarray(as_bytes(torch.cat(list(pieces), dim=1))).save(path, format="PNG")
-
-
-def write_clip(pieces: Iterator[Tensor], path: Path) -> None:
-    """(C, frames, H, W) in 0 … 1 as an animated GIF."""
-    from PIL import Image
-
-    frames = [Image.fromarray(as_bytes(piece[:, t])) for piece in pieces for t in range(piece.shape[1])]
-    frames[0].save(path, format="GIF", save_all=True, append_images=frames[1:], duration=1000 // FRAME_RATE, loop=0)
-
-
-def as_bytes(x: Tensor) -> NDArray[np.uint8]:
-    """(C, H, W) in 0 … 1 -> (H, W) or (H, W, 3) bytes."""
-    values = (x.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    return np.ascontiguousarray(values[0] if len(values) == 1 else values.transpose(1, 2, 0))
-
-
-def write_array(pieces: Iterator[Tensor], path: Path) -> None:
-    """(C, *input) as .npy."""
-    with path.open("wb") as file:
-        np.save(file, torch.cat(list(pieces), dim=1).cpu().numpy())
-
-
-def write_sound(pieces: Iterator[Tensor], path: Path, front: LogMel) -> None:
-    """(1, frames, mels) log-mel features as 16-bit WAV, some seconds at a time."""
-    import soundfile
-
-    with soundfile.SoundFile(path, "w", samplerate=front.sample_rate, channels=1, format="WAV") as file:
-        for wave in sound_pieces(pieces, front):
-            file.write(wave.clamp(-1, 1).cpu().numpy())
-
-
-def sound_pieces(pieces: Iterator[Tensor], front: LogMel) -> Iterator[Tensor]:
-    """Waveform pieces of feature pieces (1, n, mels); blocks share SOUND_OVERLAP frames, which are cross-faded."""
-    shared = SOUND_OVERLAP * front.shift
-    fade = torch.linspace(0, 1, shared)
-    waiting: Tensor | None = None
-    for features, is_last in blocks(pieces):
-        wave = invert_logmel(features, front)
-        if waiting is not None:
-            both = min(shared, len(wave))
-            head = waiting[:both] * (1 - fade[:both]) + wave[:both] * fade[:both]
-            wave = torch.cat([head, wave[both:]])
-        keep = len(wave) if is_last else (len(features) - SOUND_OVERLAP) * front.shift
-        yield wave[:keep]
-        waiting = wave[keep : keep + shared]
-
-
-def blocks(pieces: Iterator[Tensor]) -> Iterator[tuple[Tensor, bool]]:
-    """Features (n ≤ SOUND_FRAMES, mels) that overlap by SOUND_OVERLAP frames, and whether each is the last."""
-    held: Tensor | None = None
-    for piece in pieces:
-        held = piece[0] if held is None else torch.cat([held, piece[0]])
-        while len(held) > SOUND_FRAMES + SOUND_OVERLAP:
-            yield held[:SOUND_FRAMES], False
-            held = held[SOUND_FRAMES - SOUND_OVERLAP :]
-    if held is not None:
-        yield held, True

@@ -106,7 +106,9 @@ def rate_curves(found: Sequence[tuple[str, RateDistortion]]) -> Plot | None:
         return None
     lines: list[tuple[str, Sequence[RatePoint | AnchorPoint], str]] = []
     for n, (name, one) in enumerate(found):
-        lines.append((f"{name} codes".replace(", ", " "), one.by_stages, "first" if n else "second"))
+        lines.append(
+            (f"{name} codes".replace(", ", " ").replace("$", r"\$"), one.by_stages, "first" if n else "second")
+        )
     codecs = dict.fromkeys(point.codec for point in first.anchors)
     lines += [(codec, [p for p in first.anchors if p.codec == codec], "plain") for codec in codecs]
     scale = 1000 if first.unit == "bits per second" else 1

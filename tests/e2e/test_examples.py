@@ -63,6 +63,15 @@ def test_a_next_code_model_beats_the_unigram(main: Callable[[], tuple[float, flo
     assert bits < unigram - 0.5
 
 
+@example("generate")
+def test_a_language_model_over_codes_makes_new_digits(main: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    result = main(tmp_path, ["digits"], steps=40)["digits"]
+    assert result.bits < result.unigram
+    assert result.copies == 0.0
+    assert result.distance > 0.5 * result.held_out_distance
+    assert result.pictures.is_file()
+
+
 def test_every_example_is_tested() -> None:
     tested = Path(__file__).read_text()
     assert [path.stem for path in EXAMPLES.glob("*.py") if f'"{path.stem}"' not in tested] == []

@@ -19,10 +19,12 @@ import pytest
 import torch
 from stored_results import results as stored
 
+from bridle.report.decoded import CodeAlone, Rebuilt, SideBySide
 from bridle.report.page import RunSummary, write_report
 from bridle.report.runs import Measured
 from bridle.report.sample_pictures import data_uri, sound_uri
 from bridle.report.token_maps import CodeStrip, Gallery, Neighbours, Shown, TokenMap
+from bridle.runs.reconstruction import AnchorPoint, RateDistortion, RatePoint
 
 CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no `chromium` on PATH (Debian: apt install chromium)")
@@ -106,7 +108,20 @@ def example(name: str, *, stages: int) -> RunSummary:
     results = {"evaluations": evaluations, "baselines": {"raw": {"accuracy": 0.7}}}
     aside = ({"path": name, "reason": name, "phase": "iter1-encoder"},)
     summary = RunSummary(name, name, "RQ", rows, stored(results), f"name: {name}\n", {"command": name})
-    return summary._replace(gallery=gallery(name, stages=stages), quarantine=aside, further=further(name))
+    shown = {"gallery": gallery(name, stages=stages), "quarantine": aside, "further": further(name)}
+    return summary._replace(**shown, rates=(rates(name, stages=stages),))
+
+
+def rates(name: str, *, stages: int) -> RateDistortion:
+    """Rates of every stage beside a codec, with text from elsewhere."""
+    points = [
+        RatePoint(stages=m, bits_per_token=8 * m, rate=0.5 * m, psnr=20 + m, ssim=0.9) for m in range(1, stages + 1)
+    ]
+    anchor = AnchorPoint(codec="JPEG", setting=name, rate=0.4, psnr=23.0, ssim=0.9)
+    return RateDistortion(
+        iteration=2, items=9, held_out=name, unit="bits per pixel", by_stages=tuple(points), anchors=(anchor,),
+        notes=(name,),
+    )  # fmt: skip
 
 
 def further(name: str) -> tuple[Measured, ...]:
@@ -133,7 +148,11 @@ def gallery(name: str, *, stages: int) -> Gallery:
     return Gallery(
         about="3 samples",
         maps=[TokenMap(Shown(name, name, picture, sound), [picture] * stages) for picture in (photo, tiny)],
-        codes=[[CodeStrip(255, 0.123, "#336699", picture) for picture in (wide, tiny)] for _ in range(stages)],
+        codes=[
+            [CodeStrip(255, 0.123, "#336699", one, tiny, name, CodeAlone(tiny, sound)) for one in (wide, tiny)]
+            for _ in range(stages)
+        ],
+        decoded=[SideBySide(name, name, [Rebuilt("original", photo, sound), Rebuilt("1 stage", tiny, sound)])],
         neighbours=[Neighbours(hits[0], hits)] * 2,
     )
 
@@ -155,10 +174,12 @@ def test_the_report_loads_without_a_word_on_the_console_and_fits(tmp_path: Path,
     assert seen.console == []
     assert seen.found["needed"] <= seen.found["width"] <= width
     assert {"A title", "Summary", "digits RQ", "Codebooks after iteration 2"} <= set(seen.found["headings"])
-    assert len(seen.found["drawings"]) == 2 + 2 * 5 and min(seen.found["drawings"]) > 60
-    assert {"Token maps", "Dictionary of codes", "Nearest neighbours"} <= set(seen.found["headings"])
+    assert len(seen.found["drawings"]) == 2 + 2 + 2 * 5 and min(seen.found["drawings"]) > 60
+    shown = {"Token maps", "Decoded from codes", "Dictionary of codes", "Nearest neighbours"}
+    assert shown <= set(seen.found["headings"])
+    assert "Rate and distortion: digits" in seen.found["headings"]
     assert len(seen.found["pictures"]) > 50 and all(seen.found["pictures"]), "every picture is loaded"
-    assert seen.found["sounds"] == ["data:audio/wav;"] * 4
+    assert seen.found["sounds"] == ["data:audio/wav;"] * (4 + 4 + 2 * (8 + 4))
     assert seen.title == "holder"
 
 

@@ -20,8 +20,9 @@ from bridle.data.audio.logmel import LogMel
 from bridle.errors import ConfigError, UsageError
 from bridle.geometry import Geometry
 from bridle.infer.detokenizer import detokenizer_run
+from bridle.infer.media import blocks
 from bridle.infer.model import load
-from bridle.infer.reconstruct import Grid, blocks, decoded_pieces, output_names
+from bridle.infer.reconstruct import Grid, decoded_pieces, output_names
 from bridle.models.detokenizer import halve, prefix_vectors, reconstruction_loss
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.reconstruction import Reconstruction, read_reconstruction
@@ -138,7 +139,8 @@ def window_values(codes: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 9, 40])
 def test_pieces_of_any_length_join_to_the_whole_without_seams(length: int) -> None:
     codes = torch.arange(length * 2).reshape(length, 2, 1)
-    pieces = list(decoded_pieces(Grid(codes, torch.ones(length, 2, dtype=torch.bool)), GEOMETRY, window_values))
+    grid = Grid(codes.numpy(), np.ones((length, 2), dtype=np.bool_))
+    pieces = list(decoded_pieces(grid, GEOMETRY, window_values))
     whole = torch.cat(pieces, dim=1)
     assert whole.shape == (1, 2 * length, 4)
     expected = codes[..., 0].float().repeat_interleave(2, 0).repeat_interleave(2, 1)[None]
