@@ -12,7 +12,8 @@ In training, in this order: roll the whole clip, cut, mix with another clip, gai
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import log
 
 import torch
@@ -89,7 +90,7 @@ class Recordings(FileSource):
 
     def listen(self, index: int) -> Sound:
         """The waveform that un-augmented sample `index` shows."""
-        wave = self._trimmed(self._decode(index, CENTRE))
+        wave = self._trimmed(self._reader(index, CENTRE)())
         return Sound(self.shape.cut_wave(wave, CENTRE), self.front.sample_rate)
 
     def seconds(self, index: int) -> float | None:
@@ -113,7 +114,7 @@ class Recordings(FileSource):
             return shown
         features = self.cache.find(index)
         if features is None:
-            part = self._decode(index, start_at)
+            part = self._reader(index, start_at)()
             features = self.front(self._trimmed(part))
             if part.whole:
                 self.cache.add(index, features)
@@ -123,7 +124,7 @@ class Recordings(FileSource):
         """(N ≤ samples of a sample,) with a generator rolled where that is asked for."""
         wave = self.cache.find(index)
         if wave is None:
-            part = self._decode(index, start_at)
+            part = self._reader(index, start_at)()
             if not part.whole:
                 return part.wave
             wave = self.cache.add(index, self._trimmed(part))
@@ -131,10 +132,11 @@ class Recordings(FileSource):
             wave = roll(wave, generator)
         return self.shape.cut_wave(wave, start_at)
 
-    def _decode(self, index: int, start_at: ChooseStart) -> Excerpt:
-        """A clip: all of it where that is needed and it is not long, else what is shown of it."""
+    def _reader(self, index: int, start_at: ChooseStart) -> Callable[[], Excerpt]:
+        """A call that decodes a clip: all of it where that is needed and it is not long, else what is shown of it."""
         start, end = self.span(index)
-        return read_part(
+        return partial(
+            read_part,
             self.paths[index],
             rate=self.front.sample_rate,
             start=start,
