@@ -30,12 +30,12 @@ KINDS = {
 }
 
 
-def model_of(kind: str, *, cold: bool = False) -> Model:
+def model_of(kind: str, *more: str, cold: bool = False) -> Model:
     """Random networks with codebooks started on random inputs."""
     std = {"image": "data.std=[0.2, 0.3, 0.2]", "audio": "data.std=[8.0]", "video": "data.std=[0.25]"}[kind]
     short = [text for text in SMALL if "warmup" not in text]
     white = ["encoder.whiten=0.1", "tokenizer.whiten=0.5"]
-    config = load_config(kind, [*short, *KINDS[kind], std, *white, "encoder.class_token=true"])
+    config = load_config(kind, [*short, *KINDS[kind], std, *white, "encoder.class_token=true", *more])
     encoder = build_encoder(config)
     tokenizer: Tokenizer = build_cold_start(config) if cold else build_vit_tokenizer(config, iteration=2)
     x = torch.randn(24, *config.geometry.build().shape, generator=generator("start"))
@@ -82,14 +82,16 @@ def test_onnx_gives_what_the_model_gives_for_any_batch(kind: str, tmp_path: Path
     assert "`encoder.onnx`: features within" in card
 
 
-def test_programs_are_read_back_and_a_cold_start_needs_no_padding(tmp_path: Path) -> None:
-    model = model_of("audio", cold=True)
+@pytest.mark.parametrize("standardise", ["dataset", "item"])
+def test_programs_are_read_back_and_only_codes_at_an_items_level_need_padding(standardise: str, tmp_path: Path) -> None:
+    model = model_of("audio", f"tokenizer.standardise={standardise}", cold=True)
     export_model(model.trained(), tmp_path / "e", program=True)
     x, valid = inputs_of(model, 5)
     encoder = torch.export.load(tmp_path / "e" / "encoder.pt2").module()
     assert torch.allclose(encoder(x, valid), model.encode(x, valid=valid), atol=1e-6)
     tokenizer = torch.export.load(tmp_path / "e" / "tokenizer.pt2").module()
-    assert torch.equal(tokenizer(x), model.tokenize(x))
+    given = (x, valid) if standardise == "item" else (x,)
+    assert torch.equal(tokenizer(*given), model.tokenize(x, valid=valid))
 
 
 def test_a_graph_that_disagrees_is_not_written() -> None:

@@ -54,8 +54,11 @@ class Column(Sequence[Any]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.numbers, dtype=dtype)
 
-    def __reduce__(self) -> tuple[type[Column], tuple[Path, int]]:
-        return Column, (self.file, len(self))
+    def __getstate__(self) -> tuple[Path, int]:
+        return self.file, len(self)
+
+    def __setstate__(self, state: tuple[Path, int]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # a worker maps the same file
 
 
 class Lazy(Sequence[Value], ABC):
