@@ -39,6 +39,7 @@ from bridle.train.run import open_machine
 from bridle.train.trial_steps import cpu_seconds, start_codes, stepper, trial_run
 
 FEWEST_TOKENS = 48  # of pictures and signals; the largest patch that gives so many is chosen
+MOST_TOKENS = 256  # of clips; the smallest patch that gives no more is chosen
 MOST_EPOCHS, FEWEST_STEPS = 300, 200
 FEW_TEST_ITEMS, FEW_PER_CLASS, FEW_ITEMS = 100, 10, 200
 CACHE_MB = 1024
@@ -230,13 +231,14 @@ def choose_frames(survey: Survey, base: Config) -> Chosen:
     stride = min(base.video.stride, max(1, int(frames // wanted)))
     short = min(quantile(survey.sizes(axis), 0.5) for axis in (2, 3))
     side = min(base.geometry.input[1], max(16, int(short) // 8 * 8))
-    patch = largest_patch(side, 2)
+    steps = wanted // base.geometry.patch[0]
+    patch = next(n for n in (4, 8, 16, 32) if steps * (side // n) ** 2 <= MOST_TOKENS)
     side = patch * round(side / patch)
     warnings = []
     if frames < wanted * base.video.stride:
         warnings.append(f"half of the clips have {frames:.0f} frames or fewer; the default clip spans "
                         f"{wanted * base.video.stride}. The recipe's spans {wanted * stride}.")  # fmt: skip
-    tokens = wanted // base.geometry.patch[0] * (side // patch) ** 2
+    tokens = steps * (side // patch) ** 2
     return [
         Choice("geometry.input", [wanted, side, side], f"{wanted} frames; their short side is about {short:.0f}"),
         Choice("geometry.patch", [base.geometry.patch[0], patch, patch], f"{tokens} tokens"),
@@ -259,8 +261,8 @@ def choose_line(survey: Survey, base: Config) -> Chosen:
     patch = max(1, min(largest_patch(length, 1), base.geometry.patch[0]))
     length = patch * max(2, ceil(length / patch))
     fits = "nine of ten signals fit" if whole else f"a window of signals of up to {long:,} samples"
-    section, rates = survey.modality.name, survey.rates()
-    known = [Choice(f"{section}.sample_rate", float(next(iter(rates))), "as the files say")] if len(rates) == 1 else []
+    section, rates = survey.modality.name, survey.exact_rates()
+    known = [Choice(f"{section}.sample_rate", rates.pop(), "as the files say")] if len(rates) == 1 else []
     return [
         Choice("geometry.channels", common, "as the files have"),
         Choice("geometry.input", [length], fits),

@@ -114,6 +114,7 @@ def test_clips_shorter_than_the_default_span_are_read_frame_by_frame(tmp_path: P
     found = proposed(tmp_path)
     assert (value(found, "video.stride"), value(found, "geometry.input")) == (1, [8, 48, 48])
     assert warned(found, "9 frames or fewer")
+    assert value(found, "geometry.patch") == [2, 8, 8]  # 4 × 6 × 6 = 144 tokens; patches of 4 would give 576
 
 
 def test_what_makes_scores_doubtful_is_said(tmp_path: Path) -> None:
