@@ -1,1 +1,1 @@
-"""Arrays: .npy signals, tensors in memory and torch Datasets as samples."""
+"""Arrays: signals in files, tensors in memory and torch Datasets as samples."""

@@ -1,4 +1,4 @@
-"""Signals out of .npy and .npz files, or out of files that a given function reads.
+"""Signals out of .npy and .npz files, text tables and WFDB records, or out of files that a given function reads.
 
 Shapes: a file holds (C, length), or (length,) for one channel.
 """
@@ -15,11 +15,12 @@ from typing import IO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.data.arrays.text_formats import read_table, read_wfdb
 from bridle.data.loading.watchdog import decoding
 from bridle.data.shards.tar_member import Location, TarMember, open_regular
 from bridle.errors import DataError, quoted
 
-EXTENSIONS = (".npy", ".npz")
+EXTENSIONS = (".npy", ".npz", ".csv", ".tsv", ".hea")
 RATE = "sample_rate"  # the entry of a .npz file that tells it
 
 
@@ -35,9 +36,13 @@ ParseSignal = Callable[[IO[bytes]], Signal | NDArray[np.generic]]  # what a plug
 
 
 def read_array(path: Location) -> Signal:
-    """The array of a .npy file, mapped from disk and not read, or of a .npz file; DataError if there is none."""
+    """The array of a .npy file, mapped from disk and not read, or of one of the other formats; DataError if none."""
     kind = path.suffix.lower()
     with decoding(path, f"a {kind or '.npy'} array"):
+        if kind in (".csv", ".tsv"):
+            return Signal(*read_table(path))
+        if kind == ".hea":
+            return Signal(*read_wfdb(path))
         return read_npz(path) if kind == ".npz" else Signal(read_npy(path))
 
 

@@ -1,4 +1,4 @@
-"""Arrays as modalities: signals in .npy and .npz files, formats that a user's own function reads, torch Datasets."""
+"""Arrays as modalities: signals in files, in formats that a user's own function reads, and in torch Datasets."""
 
 from __future__ import annotations
 

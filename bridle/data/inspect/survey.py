@@ -66,6 +66,11 @@ class Survey(NamedTuple):
         """Files looked at by samples per second."""
         return Counter(facts.rate for facts in self.facts if facts.rate is not None)
 
+    def exact_rates(self) -> set[float]:
+        """The rates of signals, whole or not."""
+        lengths = ((facts.shape, facts.seconds) for facts in self.facts)
+        return {float(f"{shape[-1] / seconds:.6g}") for shape, seconds in lengths if shape is not None and seconds}
+
     def seconds(self) -> list[float]:
         """Lengths of the files looked at, sounds without the silence at their ends, in ascending order."""
         return sorted(facts.seconds if facts.sounding is None else facts.sounding

@@ -21,6 +21,8 @@ from bridle.data.listing.table import DataListing, Listing
 from bridle.data.shards.tar_member import Location
 from bridle.errors import DataError, UsageError, quoted
 
+TABLES = (".csv", ".tsv")  # endings of signals as text, and of lists of files
+
 
 class FilesBelow(NamedTuple):
     """Files below one folder."""
@@ -40,9 +42,14 @@ class FilesBelow(NamedTuple):
 
 
 def files_below(folder: Path, extensions: Sequence[str]) -> FilesBelow:
-    """All files below `folder` whose name ends in one of the extensions, whatever the case."""
+    """All files below `folder` whose name ends in one of the extensions, whatever the case.
+
+    Tables count where there is nothing else: beside other files they are lists of them.
+    """
     names: list[str] = []
     others = _walk(folder, "", tuple(extension.lower() for extension in extensions), names, seen=set())
+    if others_than_tables := [name for name in names if not name.lower().endswith(TABLES)]:
+        names, others = others_than_tables, others + len(names) - len(others_than_tables)
     names.sort()
     return FilesBelow(folder, names, others)
 
