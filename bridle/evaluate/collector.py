@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -11,11 +11,13 @@ from torch import Tensor
 
 from bridle import distributed
 from bridle.config import Config
+from bridle.config.data_schema import DataConfig
 from bridle.console import ProgressLine, eta
 from bridle.data.digests import data_digest
-from bridle.data.loading.loader import Batch, Loader, sequential
+from bridle.data.loading.loader import Batch, Loader, load_samples, sequential
 from bridle.data.modality import settings_of
 from bridle.data.sources import Source, Views
+from bridle.errors import DataError
 from bridle.evaluate.feature_cache import FeatureCache, make_key
 from bridle.evaluate.features import Features, collect_features
 from bridle.machine import Machine
@@ -28,6 +30,31 @@ QUIET_SECONDS = 2.0  # before progress is shown
 
 Collect = Callable[[Source], Features]
 Network = Callable[[Tensor, Tensor | None], Tensor]  # x (B, C, *input), valid (B, T) -> (B, D) or (B, T, D)
+
+
+def readable_rows(
+    parts: Sequence[Source], settings: DataConfig, progress: ProgressLine
+) -> tuple[list[list[int]], tuple[str, ...]]:
+    """Of each part the items that can be read, and the names of the others; DataError if they are many (collective)."""
+    bad = distributed.done_once(lambda: [find_bad(part, settings.workers) for part in parts])
+    names = tuple(part.describe(i) for part, rows in zip(parts, bad, strict=True) for i in rows)
+    items, limit = sum(map(len, parts)), settings.bad_share
+    if len(names) > limit * items:
+        raise DataError(
+            f"{len(names)} of {items} labelled items cannot be read, more than data.bad_share={limit}, the first: "
+            f"{names[0]}; `bridle data check` lists them."
+        )
+    if names:
+        more = " …" if len(names) > 3 else ""
+        progress.note(f"{len(names)} of {items} items cannot be read and are not scored: {', '.join(names[:3])}{more}")
+    return [[i for i in range(len(part)) if i not in set(rows)] for part, rows in zip(parts, bad, strict=True)], names
+
+
+def find_bad(source: Source, workers: int) -> list[int]:
+    """The items of which a view cannot be read."""
+    views = Views(source)
+    samples = load_samples(views, range(len(views)), workers=workers)
+    return sorted({row // views.views for row, sample in enumerate(samples) if isinstance(sample, DataError)})
 
 
 class Collector:

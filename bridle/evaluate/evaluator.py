@@ -18,14 +18,13 @@ from bridle.config.training_schema import ProbeConfig
 from bridle.console import ProgressLine
 from bridle.data.build import is_labelled
 from bridle.data.digests import splits_digest
-from bridle.data.loading.loader import load_samples
 from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import subset_of
 from bridle.errors import DataError
 from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.codebooks.health import codebook_health, with_start_norms
 from bridle.evaluate.codebooks.verdicts import verdicts
-from bridle.evaluate.collector import Collect, Collector
+from bridle.evaluate.collector import Collect, Collector, readable_rows
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import (
     TRIAL_ITEMS,
@@ -242,19 +241,9 @@ class Evaluator:
     def leave_out_bad(self) -> bool:
         """Drop the items that cannot be read from the splits; False if there are none, DataError if there are many."""
         parts = [part for part in (self.train, self.test) if part is not None]
-        bad = distributed.done_once(lambda: [find_bad(part, self.config.data.workers) for part in parts])
-        names = [part.describe(i) for part, rows in zip(parts, bad, strict=True) for i in rows]
-        items, limit = sum(map(len, parts)), self.config.data.bad_share
-        if len(names) > limit * items:
-            raise DataError(
-                f"{len(names)} of {items} labelled items cannot be read, more than data.bad_share={limit}, the first: "
-                f"{names[0]}; `bridle data check` lists them."
-            )
+        kept, names = readable_rows(parts, self.config.data, self.progress)
         if not names:
             return False
-        self.progress.note(f"{len(names)} of {items} items cannot be read and are not scored: {', '.join(names[:3])}"
-                           + (" …" if len(names) > 3 else ""))  # fmt: skip
-        kept = [[i for i in range(len(part)) if i not in set(rows)] for part, rows in zip(parts, bad, strict=True)]
         self.train = subset_of(self.train, kept[0])
         self.test = None if self.test is None else subset_of(self.test, kept[1])
         self.folds = None if self.folds is None else [self.folds[i] for i in kept[0]]
@@ -275,13 +264,6 @@ class Evaluator:
             self.warned = True
             self.progress.note(f"all {len(test.y)} items that are scored are of one class: the scores say nothing.")
         return partial(split_pairs, train, test, seed=seed)
-
-
-def find_bad(source: Source, workers: int) -> list[int]:
-    """The items of which a view cannot be read."""
-    views = Views(source)
-    samples = load_samples(views, range(len(views)), workers=workers)
-    return sorted({row // views.views for row, sample in enumerate(samples) if isinstance(sample, DataError)})
 
 
 def without_test(splits: Splits) -> Splits:

@@ -31,6 +31,7 @@ from bridle.data.loading.mixing import mixed
 from bridle.data.sources import Labels, Source, Splits
 from bridle.data.subset import subset_of
 from bridle.errors import ConfigError, DataError, UsageError
+from bridle.evaluate.collector import readable_rows
 from bridle.evaluate.features import choose_items, stratified
 from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, true_labels
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
@@ -44,7 +45,7 @@ from bridle.evaluate.transfer import (
 )
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
-from bridle.models.classifier import WeightAverage
+from bridle.models.classifier import Classifier, WeightAverage
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback, tensorboard_if_installed
@@ -179,7 +180,8 @@ class Job:
         if len(units) == 1:
             return each[0]
         found = summarise([self.scored_part(unit) for unit in units], seed=self.config.seed, began=0.0)
-        return found.model_copy(update={"seconds": sum(one.seconds for one in each)})
+        left_out = tuple(dict.fromkeys(name for one in each for name in one.left_out))  # an item is in several folds
+        return found.model_copy(update={"seconds": sum(one.seconds for one in each), "left_out": left_out})
 
     def scored_part(self, unit: Unit) -> Part:
         """The scores that the unit's model gave its test items."""
@@ -205,23 +207,40 @@ class Job:
             model = finetune(run, iteration=self.start.iteration, loss=task.loss)
             with self.stop.leaving_at_once("the fine-tuned model is saved, its test items are not scored yet."):
                 failpoints.hit("evaluation.begin")
-                kind = {"multilabel": task.multilabel, "exclusive": task.loss == "ce"}
-                scored = score_items(model, unit.test, config=self.config, machine=self.machine, **kind)
+                scored, left_out = self.score(model, unit, task)
             failpoints.hit("evaluation.end")
-            found = distributed.done_once(lambda: self.write_scores(folder, unit, scored))
+            found = distributed.done_once(lambda: self.write_scores(folder, unit, scored, left_out))
             for callback in everyone:
                 callback.on_evaluation(found)
         finally:
             for callback in everyone:
                 callback.on_end()
 
-    def write_scores(self, folder: Path, unit: Unit, scored: Scored | None) -> dict[str, Any]:
+    def score(self, model: Classifier, unit: Unit, task: Task) -> tuple[Scored | None, tuple[str, ...]]:
+        """Scores of the test items that can be read, and the names of items that cannot."""
+
+        def scored(source: Source) -> Scored | None:
+            kind = {"multilabel": task.multilabel, "exclusive": task.loss == "ce"}
+            return score_items(model, source, config=self.config, machine=self.machine, **kind)
+
+        try:
+            return scored(unit.test), ()
+        except DataError:
+            kept, names = readable_rows([unit.train, unit.test], self.config.data, self.progress)
+            if not names:
+                raise
+            return scored(subset_of(unit.test, kept[1])), names
+
+    def write_scores(
+        self, folder: Path, unit: Unit, scored: Scored | None, left_out: tuple[str, ...]
+    ) -> dict[str, Any]:
         """Write the scores of one model; rank 0's work. Returns what callbacks are told."""
         assert scored is not None  # rank 0 has the scores of all items
         scored.save(folder / SCORES)
         seconds = training_seconds(RunFolder(folder).metrics(), self.config.finetune.batch)
         found = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0)
-        found = found.model_copy(update={"seconds": seconds})
+        unused = tuple(sample.name for sample in RunFolder(folder).quarantined())  # in training
+        found = found.model_copy(update={"seconds": seconds, "left_out": tuple(dict.fromkeys((*unused, *left_out)))})
         write_record(folder / FIGURES, found)
         return self._entry(found).model_dump(mode="json")
 

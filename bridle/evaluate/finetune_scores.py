@@ -47,7 +47,7 @@ class Scored(NamedTuple):
 def score_items(
     model: Classifier, source: Source, *, config: Config, machine: Machine, multilabel: bool, exclusive: bool
 ) -> Scored | None:
-    """Score every item in fp32, eval mode, over all its views; an item that cannot be read stops it by name.
+    """Score every item in fp32, eval mode, over all its views; DataError for an item that cannot be read.
 
     Collective: the ranks share the items, and rank 0 gets the scores of all.
     Probabilities are a softmax where classes are `exclusive` (trained with CE), else one sigmoid each.

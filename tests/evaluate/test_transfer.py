@@ -21,6 +21,7 @@ from bridle.evaluate.probe_command import knn_run, probe_run
 from bridle.geometry import Geometry
 from bridle.models.build import build_encoder
 from bridle.nn.position import resized_position, sincos_position
+from bridle.runs.results import read_results
 
 Small = Callable[..., Config]
 
@@ -88,6 +89,19 @@ def test_fine_tuning_on_other_data_begins_with_the_runs_encoder_and_goes_on_wher
     finetune_run(run, [f"data.root={signals}"], on=recipe)  # finished: nothing is trained again
     assert [path.name for path in (run / "finetune").iterdir()] == [folder.name]
     assert not (run / "finetune.json").exists()
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_fine_tuning_leaves_out_what_cannot_be_read_and_names_it(
+    run: Path, recipe: str, signals: Path, split: str
+) -> None:
+    damaged = signals / split / "slow" / "2.npy"
+    damaged.write_bytes(b"no array")
+    path = finetune_run(run, [f"data.root={signals}"], on=recipe)  # three steps of 8 show all 24 items
+    found = read_results(path).evaluations[-1].finetune
+    assert found is not None
+    assert found.left_out == (str(damaged),)
+    assert found.test_items == (7 if split == "test" else 8)
 
 
 def test_other_patches_and_other_networks_are_refused(run: Path, recipe: str, signals: Path) -> None:
