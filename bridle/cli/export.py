@@ -12,6 +12,7 @@ from bridle.cli.app import SHARE, Overrides, Overwrite, RunArgument, app
 Iteration = Annotated[int | None, typer.Option(min=1, help="The model after this iteration; default: the last.")]
 Onnx = Annotated[bool, typer.Option("--onnx", help="Also write encoder.onnx and tokenizer.onnx, compared with torch.")]
 Program = Annotated[bool, typer.Option("--program", help="Also write encoder.pt2 and tokenizer.pt2 (torch.export).")]
+Waveform = Annotated[bool, typer.Option("--waveform", help="Graphs take a waveform in place of log-mel features.")]
 Half = Annotated[bool, typer.Option("--half", help="Weights in float16: half the size; codebooks stay float32.")]
 Licence = Annotated[str | None, typer.Option("--data-licence", help="The licence of the data, for the model card.")]
 Folder = Annotated[Path, typer.Option("--out", help="The folder to write.")]
@@ -24,6 +25,7 @@ def export(
     iteration: Iteration = None,
     onnx: Onnx = False,
     program: Program = False,
+    waveform: Waveform = False,
     half: Half = False,
     data_licence: Licence = None,
     overwrite: Overwrite = False,
@@ -37,7 +39,7 @@ def export(
 
     model = load(run, iteration=iteration, device="cpu")
     licensed = model.trained(data_licence=data_licence)
-    written = export_model(licensed, out, onnx=onnx, program=program, half=half, overwrite=overwrite)
+    written = export_model(licensed, out, onnx=onnx, program=program, waveform=waveform, half=half, overwrite=overwrite)
     typer.echo(f"wrote {out}: {', '.join(written)}")
     if data_licence is None and model.facts.data_licence is None:
         typer.echo(f"The licence of the data is not stated: give --data-licence, or edit {out / 'README.md'}.")

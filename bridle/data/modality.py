@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from bridle.config import Config
 from bridle.config.data_schema import SOURCES
@@ -25,6 +25,8 @@ from bridle.errors import UsageError, quoted
 from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from bridle.data.shards.tar_member import Location
 
 Drawing = Literal["line", "picture", "spectrogram", "frames"]
@@ -39,6 +41,16 @@ class VitInput(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     bands: int | None = None  # size of the last axis where inputs are not square
+
+
+class FrontEnd(Protocol):
+    """A torch module that turns a waveform (B, N) into an input without its channel, (B, *input)."""
+
+    def samples(self, frames: int) -> int:
+        """N for this many frames."""
+        ...
+
+    def __call__(self, waveform: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +76,9 @@ class Modality:
     check_file: Callable[[Path, CheckOptions], Facts] | None = None
     # (config, file, first second, seconds) -> what can be heard there
     read_sound: Callable[[Config, Location, float, float], Sound] | None = None
+
+    # What makes an input of a waveform, as a module that an exported graph can hold.
+    open_front_end: Callable[[Config], FrontEnd] | None = None
 
     drawing: Drawing | None = None  # how a sample is drawn; None: by its number of axes
     can_be_padded: bool = False  # may a file end before the model's input is full

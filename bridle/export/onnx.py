@@ -5,14 +5,15 @@
 
 A graph computes what `model.encode` or `model.tokenize` computes, for any batch. x is in the units of the data;
 (x − mean) / std is part of the graph. `valid` (False on padding) is an input where files may be shorter than the
-model's input and the graph uses it. Every file is read back and compared with torch before it counts.
+model's input and the graph uses it. With `waveform` graphs of recordings take a waveform (B, N) in ±1, at the model's
+rate and just as long as its input, in place of x. Every file is read back and compared with torch before it counts.
 """
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from bridle.console import ProgressLine
-from bridle.data.modality import modality_of
+from bridle.data.modality import FrontEnd, modality_of
 from bridle.errors import BridleError, UsageError, first_line, quoted
 from bridle.export.folder import CARD, LOADED, GraphNote, WriteGraphs, as_stored, require_free, write_folder
 from bridle.export.load import Trained
@@ -44,11 +45,15 @@ def export_model(
     *,
     onnx: bool = False,
     program: bool = False,
+    waveform: bool = False,
     half: bool = False,
     overwrite: bool = False,
     progress: ProgressLine | None = None,
 ) -> list[str]:
-    """Write a model as a folder with the graphs that were asked for; returns the names of its files."""
+    """Write a model as a folder with the graphs that were asked for; returns the names of its files.
+
+    With `waveform` the graphs begin with the log-mel front end.
+    """
     require_free(out, overwrite=overwrite)  # before minutes are spent on graphs
     saving: dict[str, Callable[[Graph, Path], Run | None]] = {}
     if onnx:
@@ -60,21 +65,29 @@ def export_model(
         saving[".onnx"] = save_onnx
     if program:
         saving[".pt2"] = save_program
+    if waveform and not saving:
+        raise UsageError("--waveform is for graphs: give --onnx or --program with it.")
+    if waveform and modality_of(trained.config).open_front_end is None:
+        raise UsageError(f"--waveform: this model reads {modality_of(trained.config).items}, which have no waveform.")
     stored = as_stored(trained, half=half)
-    writers = [graph_writer(stored, suffix, save, progress or ProgressLine()) for suffix, save in saving.items()]
+    writers = [graph_writer(graphs_of(stored, waveform=waveform), suffix, save, progress or ProgressLine())
+               for suffix, save in saving.items()]  # fmt: skip
     written = write_folder(out, stored, half=half, overwrite=overwrite, graph_writers=writers)
     return [*LOADED, CARD, *written.facts.graphs]
 
 
 class Graph(nn.Module):
-    """Normalisation and encoder or tokenizer, ready to be traced, with the names of what goes in and comes out."""
+    """Front end, normalisation and encoder or tokenizer, ready to be traced, with the names of what goes in and out."""
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: Encoder | Tokenizer, trained: Trained, inputs: tuple[str, ...]) -> None:
+    def __init__(
+        self, network: Encoder | Tokenizer, trained: Trained, inputs: tuple[str, ...], front: FrontEnd | None
+    ) -> None:
         super().__init__()
-        self.network, self.inputs, self.geometry = network, inputs, trained.config.geometry.build()
+        self.network, self.front, self.geometry = network, front, trained.config.geometry.build()
+        self.inputs = inputs if front is None else ("waveform", *inputs[1:])
         is_encoder = isinstance(network, Encoder)
         self.name, self.output = ("encoder", "features") if is_encoder else ("tokenizer", "codes")
         data = trained.config.data
@@ -85,7 +98,8 @@ class Graph(nn.Module):
             self.register_buffer(name, shaped)
 
     def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
-        normalised = (x - self.mean) / self.std
+        features = x if self.front is None else self.front(x)[:, None]
+        normalised = (features - self.mean) / self.std
         if isinstance(self.network, Encoder):
             return cast("Tensor", self.network(normalised, valid=valid).z)
         return self.network.tokenize(normalised, valid=valid)
@@ -93,29 +107,34 @@ class Graph(nn.Module):
     def examples(self, batch: int) -> tuple[Tensor, ...]:
         """Random inputs; the last rows of a batch end early where that is possible."""
         draws, tokens = generator("graphs", self.name, batch), self.geometry.tokens
-        x = torch.randn(batch, *self.geometry.shape, generator=draws) * self.std + self.mean
+        if self.front is None:
+            x = torch.randn(batch, *self.geometry.shape, generator=draws) * self.std + self.mean
+        else:
+            x = 0.1 * torch.randn(batch, self.front.samples(self.geometry.input[0]), generator=draws)
         ends = torch.linspace(1.0, 0.5, batch)[:, None] * tokens
         return (x, torch.arange(tokens) < ends) if "valid" in self.inputs else (x,)
 
 
-def graphs_of(trained: Trained) -> list[Graph]:
+def graphs_of(trained: Trained, *, waveform: bool = False) -> list[Graph]:
     """The graphs a model has: the encoder's, and the tokenizer's if it has one."""
-    padded = ("x", "valid") if modality_of(trained.config).can_be_padded else ("x",)
-    graphs = [Graph(trained.encoder, trained, padded)]
+    modality = modality_of(trained.config)
+    front = modality.open_front_end(trained.config) if waveform and modality.open_front_end is not None else None
+    padded = ("x", "valid") if modality.can_be_padded else ("x",)
+    graphs = [Graph(trained.encoder, trained, padded, front)]
     if trained.own_tokenizer is not None:
         inputs = padded if trained.own_tokenizer.sees_padding else ("x",)
-        graphs.append(Graph(trained.own_tokenizer, trained, inputs))
+        graphs.append(Graph(trained.own_tokenizer, trained, inputs, front))
     return [graph.eval() for graph in graphs]
 
 
 def graph_writer(
-    trained: Trained, suffix: str, save: Callable[[Graph, Path], Run | None], progress: ProgressLine
+    graphs: Sequence[Graph], suffix: str, save: Callable[[Graph, Path], Run | None], progress: ProgressLine
 ) -> WriteGraphs:
     """A function that writes the graphs of a model to a folder and says how each was checked."""
 
     def write(folder: Path) -> Mapping[str, GraphNote]:
         written: dict[str, GraphNote] = {}
-        for graph in graphs_of(trained):
+        for graph in graphs:
             path = folder / f"{graph.name}{suffix}"
             progress.note(f"writing {path.name}")
             with _one_line_errors(path, graph), _quiet(), torch.no_grad():

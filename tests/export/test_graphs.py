@@ -10,6 +10,8 @@ import torch
 from conftest import SMALL
 
 from bridle.config import load_config
+from bridle.data.audio.logmel import LogMelGraph
+from bridle.data.audio.modality import front_end
 from bridle.errors import UsageError
 from bridle.export import onnx
 from bridle.export.load import Trained, facts_of_nets
@@ -59,6 +61,26 @@ def inputs_of(model: Model, batch: int) -> tuple[torch.Tensor, torch.Tensor | No
     valid = torch.ones(batch, model.geometry.tokens, dtype=torch.bool)
     valid[-1, model.geometry.tokens // 2 :] = False
     return x, valid
+
+
+def test_a_graph_with_the_front_end_gives_what_the_model_gives_for_log_mel_features(tmp_path: Path) -> None:
+    model = model_of("audio")
+    front = front_end(model.config)
+    waveform = 0.1 * torch.randn(2, front.window + 63 * front.shift, generator=generator("wave"))
+    x, valid = front(waveform)[:, None], torch.ones(2, model.geometry.tokens, dtype=torch.bool)
+    assert x.shape[1:] == model.geometry.shape
+    assert (LogMelGraph(front)(waveform) - x[:, 0]).abs().max() < 1e-3
+    export_model(model.trained(), tmp_path / "e", onnx=True, waveform=True)
+    session = onnxruntime.InferenceSession(tmp_path / "e" / "encoder.onnx", providers=["CPUExecutionProvider"])
+    (z,) = session.run(["features"], {"waveform": waveform.numpy(), "valid": valid.numpy()})
+    assert np.abs(z - model.encode(x, valid=valid).numpy()).max() < 1e-3
+
+
+def test_a_front_end_is_refused_where_there_is_no_waveform_or_no_graph(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--waveform: this model reads images"):
+        export_model(model_of("image").trained(), tmp_path / "e", onnx=True, waveform=True)
+    with pytest.raises(UsageError, match=r"--waveform is for graphs"):
+        export_model(model_of("audio").trained(), tmp_path / "e", waveform=True)
 
 
 @pytest.mark.parametrize("kind", ["image", "audio", "video"])

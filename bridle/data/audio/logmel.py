@@ -72,6 +72,38 @@ class LogMel(nn.Module):
         return energy.clamp_min(FLOOR).log()
 
 
+class LogMelGraph(nn.Module):
+    """The same features by one convolution and one product, for graphs that know no FFT.
+
+    Up to the spectrum everything is linear in a frame, so that its values for unit impulses are the kernels.
+    """
+
+    kernels: Tensor
+    mel: Tensor
+
+    def __init__(self, front: LogMel) -> None:
+        super().__init__()
+        self.window, self.shift = front.window, front.shift
+        x = torch.eye(front.window, dtype=torch.float64)  # a frame for each sample
+        x = x - x.mean(-1, keepdim=True)
+        x = x - PREEMPHASIS * torch.cat([x[..., :1], x[..., :-1]], dim=-1)
+        spectrum = torch.fft.rfft(x * hann(front.window, x.device), n=front.fft)[..., :-1]
+        rows = torch.cat([spectrum.real, spectrum.imag], dim=-1).T  # (fft, window)
+        self.register_buffer("kernels", rows[:, None].float())
+        self.register_buffer("mel", triangles(front.fft, front.sample_rate, front.mels, front.low, x.device))
+
+    def samples(self, frames: int) -> int:
+        """The waveform that just gives this many frames."""
+        return self.window + (frames - 1) * self.shift
+
+    def forward(self, waveform: Tensor) -> Tensor:
+        """(B, N) -> (B, frames, mels)"""
+        spectrum = torch.conv1d(waveform[:, None], self.kernels, stride=self.shift)  # (B, fft, frames)
+        real, imaginary = spectrum.chunk(2, dim=1)
+        power = (real.square() + imaginary.square()).transpose(1, 2)
+        return torch.matmul(power, self.mel).clamp_min(FLOOR).log()
+
+
 @lru_cache(maxsize=16)
 def hann(window: int, device: torch.device) -> Tensor:
     """Kaldi's 'hanning': zero at both ends."""

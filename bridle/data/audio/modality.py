@@ -7,7 +7,7 @@ from functools import partial
 from bridle.config import Config
 from bridle.data.audio.check import check_sound
 from bridle.data.audio.decode import EXTENSIONS, read_waveform
-from bridle.data.audio.logmel import LogMel
+from bridle.data.audio.logmel import LogMel, LogMelGraph
 from bridle.data.audio.source import RecordingReader, Recordings
 from bridle.data.file_source import open_splits
 from bridle.data.listing.table import DataListing
@@ -57,6 +57,7 @@ MODALITIES = (
         open_reader=open_reader,
         check_file=check_sound,
         read_sound=read_sound,
+        open_front_end=lambda config: LogMelGraph(front_end(config)),
         drawing="spectrogram",
         can_be_padded=True,
         std_factor=2.0,
