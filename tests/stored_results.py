@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridle.report.runs import RunSummary
-from bridle.runs.results import Evaluation, Results, Scores, StageHealth, readable_part
+from bridle.runs.results import Evaluation, Results, Scores, StageHealth
+from bridle.runs.results_file import readable_part
 
 STAGE = {"stage": 1, "codes": 4, "usage_rate": 0.9, "entropy": 1.0, "effective_usage": 0.8, "perplexity": 3.0}
 STAGE["top_share"] = 0.3

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from bridle.data.modality import modality_of
 from bridle.export.load import Trained
 from bridle.report.runs import decimal, percent, thousands
-from bridle.runs.results import BASELINES, Evaluation, Results, readable_part
+from bridle.runs.results import BASELINES, Evaluation, Results
+from bridle.runs.results_file import readable_part
 
 
 def model_card(trained: Trained) -> str:

@@ -17,8 +17,8 @@ from bridle.config import Config
 from bridle.errors import BridleError, CheckpointError, UsageError, quoted
 from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RateDistortion, read_rates
-from bridle.runs.results import Evaluation, Results, readable_part
-from bridle.runs.results_file import kept_files
+from bridle.runs.results import Evaluation, Results
+from bridle.runs.results_file import kept_files, readable_part
 
 if TYPE_CHECKING:
     from bridle.report.token_maps import Gallery

@@ -169,6 +169,12 @@ class Scores(Record):
     further: dict[str, Score] = {}  # of other scorers, by name
     left_out: tuple[str, ...] = ()  # items that cannot be read and are not scored
 
+    def __repr__(self) -> str:
+        score = "no score" if self.main is None else f"{self.name} {self.main:.3f}"
+        spread = "" if self.interval is None else f" [{self.interval.low:.3f}, {self.interval.high:.3f}]"
+        further = "".join(f", {name} {one.value:.3f}" for name, one in self.further.items() if one.value is not None)
+        return f"Scores({score}{spread}{further}, {self.test_items} test items, {self.classes} classes)"
+
     @property
     def main(self) -> float | None:
         return self.mean_average_precision if self.accuracy is None else self.accuracy
@@ -308,6 +314,11 @@ class Results(Record):
         """The baselines by what they are called in words."""
         return {words: self.baselines[key] for key, words in BASELINES.items() if key in self.baselines}
 
+    def __repr__(self) -> str:
+        rows = {**self.named_baselines, **{self.model_name(one): one.scores for one in self.evaluations}}
+        lines = [f"  {name:<18} {scores!r}" for name, scores in rows.items() if scores is not None]
+        return "\n".join([f"Results({self.title!r}, {self.evaluation}, seed {self.seed})", *lines])
+
     def at(self, iteration: int) -> Evaluation | None:
         """The evaluation of an iteration."""
         return next((entry for entry in self.evaluations if entry.iteration == iteration), None)
@@ -363,32 +374,3 @@ def read_record(kind: type[AnyRecord], path: Path) -> AnyRecord:
 def write_record(path: Path, record: Record) -> None:
     """Publish a record as JSON."""
     write_json(path, record.model_dump(mode="json"))
-
-
-def readable_part(kind: type[AnyRecord], found: object, notes: list[str]) -> AnyRecord | None:
-    """A record from JSON that nobody vouches for: parts of the wrong kind are left out and named in `notes`.
-
-    None if nothing is left.
-    """
-    for _ in range(1000):  # each turn removes something
-        try:
-            return kind.model_validate_json(json.dumps(found))
-        except ValidationError as error:
-            wrong = error.errors()[-1]  # the last first, so that positions in lists stay what they are
-            path = wrong["loc"][:-1] if wrong["type"] == "missing" else wrong["loc"]
-            if not path:
-                return None
-            notes.append(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}")
-            _remove(found, path)
-    return None
-
-
-def _remove(found: Any, path: Sequence[int | str]) -> None:
-    """Delete the deepest part that `path` leads to: an error's path also names types, which lead nowhere."""
-    parent, last = found, path[0]
-    for key in path:
-        try:
-            parent, last, found = found, key, found[key]
-        except (KeyError, IndexError, TypeError):
-            break
-    del parent[last]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from bridle import distributed
 from bridle.errors import CheckpointError
 from bridle.files import publish_file
-from bridle.runs.results import Evaluation, Results, Scores, read_results, write_record
+from bridle.runs.results import AnyRecord, Evaluation, Results, Scores, read_results, write_record
 
 
 class ResultsFile:
@@ -79,3 +81,32 @@ def _make_way(path: Path, header: Results) -> None:
 def kept_files(folder: Path, kind: str) -> list[Path]:
     """The files of a kind of results in a run: the last one asked for, then other protocols."""
     return [path for path in (folder / f"{kind}.json", *sorted(folder.glob(f"{kind}-*.json"))) if path.is_file()]
+
+
+def readable_part(kind: type[AnyRecord], found: object, notes: list[str]) -> AnyRecord | None:
+    """A record from JSON that nobody vouches for: parts of the wrong kind are left out and named in `notes`.
+
+    None if nothing is left.
+    """
+    for _ in range(1000):  # each turn removes something
+        try:
+            return kind.model_validate_json(json.dumps(found))
+        except ValidationError as error:
+            wrong = error.errors()[-1]  # the last first, so that positions in lists stay what they are
+            path = wrong["loc"][:-1] if wrong["type"] == "missing" else wrong["loc"]
+            if not path:
+                return None
+            notes.append(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}")
+            _remove(found, path)
+    return None
+
+
+def _remove(found: Any, path: Sequence[int | str]) -> None:
+    """Delete the deepest part that `path` leads to: an error's path also names types, which lead nowhere."""
+    parent, last = found, path[0]
+    for key in path:
+        try:
+            parent, last, found = found, key, found[key]
+        except (KeyError, IndexError, TypeError):
+            break
+    del parent[last]

@@ -171,6 +171,16 @@ def test_a_setting_written_as_an_option_is_named(tmp_path: Path) -> None:
     assert "KEY=VALUE" not in bridle("plan", "digits-tiny", "--device", "tpu", cwd=tmp_path, expect=2)
 
 
+def test_help_groups_the_commands_by_task(tmp_path: Path) -> None:
+    text = bridle("--help", cwd=tmp_path)
+    tasks = {"Start": "init", "Train": "pretrain", "Evaluate": "probe", "Use codes and features": "embed",
+             "Share": "export", "Machine": "doctor"}  # fmt: skip
+    places = [text.index(f"╭─ {task} ─") for task in tasks]
+    assert places == sorted(places)
+    for begin, end, command in zip(places, [*places[1:], len(text)], tasks.values(), strict=True):
+        assert f" {command} " in text[begin:end]
+
+
 def test_recipes_show_and_doctor_answer(tmp_path: Path) -> None:
     assert "cifar10-tiny" in bridle("recipes", cwd=tmp_path)
     shown = bridle("show", "cifar10-tiny", "quantizer=vq", cwd=tmp_path)

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from scipy import stats
 
 from bridle.evaluate.significance import compare, compare_hits, make_hits
-from bridle.runs.results import Hits, Scores, readable_part
+from bridle.runs.results import Hits, Scores
+from bridle.runs.results_file import readable_part
 
 TRUTH = [np.array([0, 1, 2, 0, 1]), np.array([2, 0, 1])]
 
