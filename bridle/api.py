@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from bridle import distributed
 from bridle.config import Config, is_data, load_config, with_absolute_paths
 from bridle.console import ProgressLine
-from bridle.data.arrays.memory import DatasetSource, understand, whole_number
+from bridle.data.arrays.memory import (
+    Convert,
+    DatasetSource,
+    is_picture,
+    is_sound,
+    parted,
+    understand,
+    whole_number,
+)
+from bridle.data.audio.modality import front_end
+from bridle.data.audio.source import Shape, wave_sample
 from bridle.data.build import open_data
+from bridle.data.image.source import fitted
 from bridle.data.inspect.statistics import data_std
 from bridle.data.loading.mixing import mixed
 from bridle.data.loading.moments import measure
@@ -92,9 +105,10 @@ def pretrain(
     """Run Algorithm 1 (or joint training) in directory `out`, or continue the run that is there.
 
     `recipe` is a recipe's name, a YAML file, or a folder of data for which a recipe is chosen (as by `bridle init`).
-    `dataset` is any torch Dataset whose items are tensors (C, *input) or pairs of tensor and label; the recipe's
-    geometry then follows its items. `overrides` are dotted keys ({"encoder.depth": 6} or ["encoder.depth=6"]), and
-    top-level keys may be given directly: `pretrain("image", out=…, size="tiny", seed=1, quantizer="vq")`.
+    `dataset` is any torch or Hugging Face Dataset. Items are tensors (C, *input), arrays, PIL images, sounds, or
+    pairs or dicts of them and a label. The geometry follows the items; sounds and large pictures are fitted to the
+    recipe's. `overrides` are dotted keys ({"encoder.depth": 6} or ["encoder.depth=6"]), and top-level keys may be given
+    directly: `pretrain("image", out=…, size="tiny", seed=1, quantizer="vq")`.
     """
     if isinstance(recipe, Config) and (overrides or settings):
         raise UsageError("a Config takes no overrides; give the recipe's name, or change the config with model_copy.")
@@ -181,8 +195,7 @@ def _load(
     changes += _as_overrides(overrides) if isinstance(overrides, Mapping) else list(overrides)
     if dataset is None:
         return choose_config(Path(recipe), out, changes) if is_data(recipe) else load_config(str(recipe), changes)
-    shape = _item_shape(dataset)
-    follow = ["data.source=dataset", f"geometry.channels={shape[0]}", f"geometry.input={list(shape[1:])}"]
+    follow = ["data.source=dataset", *_geometry_of(dataset, load_config(str(recipe), changes))]
     # What a recipe says of its own data's mean does not hold for this one; and a Dataset may hold locks, open files or
     # GPU memory that a forked worker must not share, so workers are for the caller to ask for.
     return load_config(str(recipe), [*follow, "data.mean=null", "data.std=null", "data.workers=0", *changes])
@@ -203,40 +216,80 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
-def _item_shape(dataset: Dataset[Any]) -> tuple[int, ...]:
-    """(C, *input) of the items, from the first one that can be read."""
+def _geometry_of(dataset: Dataset[Any], config: Config) -> list[str]:
+    """Overrides by which the geometry follows the items of a dataset; says how these are understood.
+
+    Sounds, and pictures of several sizes or larger than the recipe's, are fitted to the recipe's geometry instead.
+    """
+    items = _first_items(dataset)
+    index, item = items[0]
+    x, label, how = understand(item)
+    given: Any = parted(item).x
+    labelled = "without a label" if whole_number(label) is None else "with a label"
+    size, found = list(config.geometry.input), list[str]()
+    if is_sound(given) and modality_of(config).open_front_end is not None:
+        told, found = f"sounds of any rate and length as log-mel features of {size}", ["data.trim=false"]
+    elif is_picture(given) and len(size) == 2 and not _one_size(items, size):
+        told, found = f"fitted to {size}", [f"geometry.channels={1 if given.mode in ('1', 'L') else 3}"]
+    elif isinstance(x, torch.Tensor) and x.ndim >= 2:
+        told = f"items of shape {tuple(x.shape)}"
+        found = [f"geometry.channels={x.shape[0]}", f"geometry.input={list(x.shape[1:])}"]
+    else:
+        got = f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else type(x).__name__
+        raise UsageError(
+            f"dataset[{index}] must be a tensor (C, *input), an array, a PIL image or a sound, or a pair or dict of it "
+            f"and a label; got {got}."
+        )
+    ProgressLine().note(f"dataset: {', '.join((*how, told, labelled))}")
+    return found
+
+
+def _one_size(items: Sequence[tuple[int, Any]], size: Sequence[int]) -> bool:
+    """Are pictures of one size, and none of its sides longer than the recipe's?"""
+    sizes = {getattr(parted(item).x, "size", None) for _, item in items}
+    first = sizes.pop()
+    return not sizes and first is not None and max(first) <= max(size)
+
+
+def _first_items(dataset: Dataset[Any]) -> list[tuple[int, Any]]:
+    """Those of the first twenty items that can be read, with their places."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise UsageError(
             "dataset must be indexable and have a length: exact resume needs to know which sample is which."
         )
     if len(dataset) == 0:
         raise UsageError("dataset is empty.")
-    problem = ""
+    problem, found = "", list[tuple[int, Any]]()
     for index in range(min(len(dataset), 20)):
         try:
-            item = dataset[index]
+            found.append((index, dataset[index]))
         except Exception as error:  # whatever a user's code raises concerns this item only
             problem = f"dataset[{index}] raised {type(error).__name__}: {quoted(error)}"
-            continue
-        x, label, how = understand(item)
-        if isinstance(x, torch.Tensor) and x.ndim >= 2:
-            labelled = "without a label" if whole_number(label) is None else "with a label"
-            ProgressLine().note(f"dataset: {', '.join((*how, f'items of shape {tuple(x.shape)}', labelled))}")
-            return tuple(x.shape)
-        got = f"an array of shape {tuple(x.shape)}" if hasattr(x, "shape") else type(x).__name__
-        raise UsageError(
-            f"dataset[{index}] must be a tensor (C, *input), an array or a PIL image, or a pair or dict of it and a "
-            f"label; got {got}."
-        )
-    raise DataError(f"none of the first items of the dataset can be read; the last one: {problem}.")
+    if not found:
+        raise DataError(f"none of the first items of the dataset can be read; the last one: {problem}.")
+    return found
+
+
+def _convert(config: Config) -> Convert:
+    """Pictures and sounds of a dataset as the config's input; what is neither stays as it is."""
+    geometry = config.geometry.build()
+
+    def convert(x: Any, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        if is_picture(x) and geometry.rank == 2:
+            return fitted(x, geometry=geometry), None
+        if is_sound(x) and geometry.rank == 2 and geometry.channels == 1:
+            wave = torch.as_tensor(np.array(x["array"]))
+            return wave_sample(wave, int(x["sampling_rate"]), Shape(geometry, front_end(config)), generator)
+        return None
+
+    return convert
 
 
 def _open(config: Config, dataset: Dataset[Any] | None, test_dataset: Dataset[Any] | None) -> Splits:
     if dataset is None:
         return open_data(config)
-    shape = config.geometry.build().shape
-    test = None if test_dataset is None else DatasetSource(test_dataset, shape=shape)
-    return Splits(DatasetSource(dataset, shape=shape), test)
+    source = partial(DatasetSource, shape=config.geometry.build().shape, convert=_convert(config))
+    return Splits(source(dataset), None if test_dataset is None else source(test_dataset))
 
 
 def _complete(config: Config, folder: RunFolder, train: Callable[[], Source], progress: ProgressLine) -> Config:

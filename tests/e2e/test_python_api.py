@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import SMALL
+from PIL import Image
 from torch.utils.data import Dataset
 
 import bridle
 from bridle.config import load_config
+from bridle.data.audio.modality import front_end
 from bridle.errors import ConfigError, UsageError
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import read_results
@@ -28,6 +31,57 @@ class Stripes(Dataset[tuple[torch.Tensor, int]]):
         label = index % 2
         stripe = torch.arange(24).remainder(2 + 4 * label).float().expand(3, 24, 24)
         return stripe + 0.1 * torch.randn(3, 24, 24, generator=generator("stripes", index)), label
+
+
+class Column:
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+
+class HubRows:
+    """Rows as a Hugging Face dataset gives them: dicts by place, columns by name."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows, self.column_names = rows, list(rows[0])
+        self.features = {key: Column(["low", "high"]) if key == "label" else Column([]) for key in rows[0]}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: int | str) -> Any:
+        return [row[at] for row in self.rows] if isinstance(at, str) else self.rows[at]
+
+
+def test_sounds_of_a_hugging_face_dataset_train_as_log_mel_features(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def sound(i: int) -> dict[str, Any]:
+        rate = (8000, 16_000)[i % 3 == 0]  # rates and lengths differ
+        wave = np.sin(2 * np.pi * (300, 2000)[i % 2] * np.arange(rate // 2 + 400 * i) / rate)
+        return {"audio": {"array": wave, "sampling_rate": rate, "path": None}, "label": i % 2}
+
+    small = [*SMALL, "geometry.input=[64, 32]", "geometry.patch=[16, 16]", "schedule.iterations=1"]
+    rows: Any = HubRows([sound(i) for i in range(24)])
+    run = bridle.pretrain("audio", dataset=rows, out=tmp_path / "r", max_steps=2, overrides=small)
+    assert "sounds of any rate and length as log-mel features of [64, 32], with a label" in capsys.readouterr().err
+    assert run.splits is not None
+    assert run.splits.train.classes == ["low", "high"]
+    sample = run.splits.train.load(0, None)
+    own = front_end(load_config("audio", small))(torch.tensor(rows[0]["audio"]["array"]).float())
+    assert sample.valid is not None and sample.valid.float().mean() == 0.75  # 48 frames of 64
+    assert torch.equal(sample.x[0, :48], own)
+    scores = run.results.evaluations[-1].scores
+    assert scores is not None and scores.classes == 2
+
+
+def test_pictures_of_several_sizes_are_fitted_to_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows: Any = HubRows([{"image": Image.new("RGB", (40 + i, 30), (10 * i, 0, 0)), "label": i % 2} for i in range(20)])
+    small = [*SMALL, "geometry.input=[16, 16]", "geometry.patch=[4, 4]", "schedule.iterations=1"]
+    run = bridle.pretrain("image", dataset=rows, out=tmp_path / "r", max_steps=1, overrides=small)
+    assert "fitted to [16, 16], with a label" in capsys.readouterr().err
+    assert run.splits is not None
+    x = run.splits.train.load(5, None).x
+    assert tuple(x.shape) == (3, 16, 16) and x[0].unique().tolist() == pytest.approx([50 / 255])
 
 
 class Listener:

@@ -63,6 +63,10 @@ class TensorSource:
         return f"{self.name} {index}"
 
 
+# What a dataset holds instead of a tensor (a picture of any size, a decoded sound) as (x, valid); None: as it is.
+Convert = Callable[[object, torch.Generator | None], tuple[Tensor, Tensor | None] | None]
+
+
 class Item(NamedTuple):
     """What an item of somebody's dataset is understood to be."""
 
@@ -71,22 +75,38 @@ class Item(NamedTuple):
     how: tuple[str, ...] = ()  # what was read and changed, in words
 
 
+def parted(item: object) -> Item:
+    """Input and label of an item that is a dict or a pair, the input as it is."""
+    if isinstance(item, Mapping):
+        x_key, y_key = (next((key for key in keys if key in item), None) for keys in (X_KEYS, Y_KEYS))
+        if x_key == "array" and is_sound(item):  # not the input of something, but a sound itself
+            return Item(item, item.get(y_key))
+        how = [f"{word} {key!r}" for word, key in (("input", x_key), ("label", y_key)) if key]
+        return Item(item.get(x_key), item.get(y_key), tuple(how))
+    return Item(*(*item, None, None)[:2]) if isinstance(item, tuple | list) else Item(item)
+
+
+def is_picture(x: object) -> bool:
+    """Is it a PIL image?"""
+    return hasattr(x, "convert") and hasattr(x, "getbands")
+
+
+def is_sound(x: object) -> bool:
+    """Is it a decoded sound of a Hugging Face dataset, {"array": …, "sampling_rate": …}?"""
+    return hasattr(x, "get_all_samples") or (isinstance(x, Mapping) and "array" in x and "sampling_rate" in x)
+
+
 def understand(item: object, *, axes: int = 2) -> Item:
     """An item as input and label: a pair or a dict of arrays, tensors or PIL images, uint8 and H×W×C too.
 
     An input of fewer than `axes` axes gets one channel.
     """
-    x: Any = item
-    label, how = None, list[str]()
-    if isinstance(item, Mapping):
-        x_key, y_key = (next((key for key in keys if key in item), None) for keys in (X_KEYS, Y_KEYS))
-        how += [f"input {x_key!r}"] if x_key else []
-        how += [f"label {y_key!r}"] if y_key else []
-        x, label = item.get(x_key), item.get(y_key)
-        x = x.get("array") if isinstance(x, Mapping) else x  # a decoded sound: {"array": …, "sampling_rate": …}
-    elif isinstance(item, tuple | list):
-        x, label = (*item, None, None)[:2]
-    if hasattr(x, "convert") and hasattr(x, "getbands"):  # a PIL image
+    x: Any
+    x, label, told = parted(item)
+    how = list(told)
+    if isinstance(x, Mapping):
+        x = x.get("array")
+    if is_picture(x):
         how.append("a PIL image")
         x = np.array(x if x.mode in ("L", "RGB") else x.convert("RGB"))
         x = x[..., None] if x.ndim == 2 else x
@@ -112,15 +132,16 @@ class DatasetSource:
     The dataset's own random transforms become functions of the generator: the global generators of torch, numpy and
     random are seeded around each call and put back after it. Without a generator they are seeded by the index.
     Labels count where they are whole numbers; anything else beside the input is left aside (`understand`).
+    `convert` makes samples of pictures and sounds of any size.
     """
 
-    def __init__(self, dataset: Dataset[Any], *, shape: tuple[int, ...]) -> None:
+    def __init__(self, dataset: Dataset[Any], *, shape: tuple[int, ...], convert: Convert | None = None) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise UsageError(
                 f"{type(dataset).__name__} has no length or index; bridle needs a map-style dataset with __len__ and "
                 "__getitem__, so that every sample has its place in the order."
             )
-        self.dataset = dataset
+        self.dataset, self.convert = dataset, convert
         self.shape = tuple(shape)
         self.labels: Sequence[int] | None = known_labels(dataset)
         self.classes: Sequence[str] | None = known_classes(dataset)
@@ -135,7 +156,13 @@ class DatasetSource:
                 item = self.dataset[index]
             except Exception as error:  # whatever a user's code raises concerns this sample only
                 raise DataError(f"{self.describe(index)} raised {type(error).__name__}: {quoted(error)}.") from error
-        return self._sample(item, index)
+        try:
+            converted = None if self.convert is None else self.convert(parted(item).x, generator)
+        except DataError as error:
+            raise DataError(f"{self.describe(index)}: {error}") from error
+        if converted is None:
+            return self._sample(item, index)
+        return Sample(converted[0], self._label(index, parted(item).label), converted[1])
 
     def describe(self, index: int) -> str:
         return f"{type(self.dataset).__name__}[{index}]"
@@ -155,9 +182,11 @@ class DatasetSource:
         elif not x.is_floating_point():
             wrong = f"has dtype {x.dtype}; expected floating point, for example x.float() / 255."
         else:
-            own = self.labels[index] if self.labels is not None else whole_number(given)
-            return Sample(x=x.detach().to("cpu", torch.float32), label=own)
+            return Sample(x=x.detach().to("cpu", torch.float32), label=self._label(index, given))
         raise DataError(f"{self.describe(index)} {wrong}")
+
+    def _label(self, index: int, given: object) -> int | None:
+        return self.labels[index] if self.labels is not None else whole_number(given)
 
 
 def whole_number(value: object) -> int | None:
@@ -170,12 +199,12 @@ def whole_number(value: object) -> int | None:
 
 
 def known_labels(dataset: object) -> list[int] | None:
-    """Labels a dataset publishes as `targets` or `labels`, also through torch's Subset; None if it has none."""
+    """Labels a dataset publishes as `targets`, `labels` or a column, also through torch's Subset; None without any."""
     if isinstance(dataset, Subset):
         whole = known_labels(dataset.dataset)
         return None if whole is None else [whole[i] for i in dataset.indices]
-    for name in ("targets", "labels"):
-        found = getattr(dataset, name, None)
+    column = label_column(dataset)
+    for found in (*(getattr(dataset, name, None) for name in ("targets", "labels")), column and dataset[column]):  # type: ignore[index]
         if isinstance(found, (Sequence, Tensor, np.ndarray)) and len(found) == len(dataset):  # type: ignore[arg-type]
             labels = [label for label in map(whole_number, found) if label is not None]
             if len(labels) == len(found):
@@ -183,11 +212,20 @@ def known_labels(dataset: object) -> list[int] | None:
     return None
 
 
+def label_column(dataset: object) -> str | None:
+    """The column of labels of a Hugging Face dataset; None for other datasets, or without one."""
+    columns = getattr(dataset, "column_names", None)
+    if not isinstance(columns, list) or not isinstance(getattr(dataset, "features", None), Mapping):
+        return None
+    return next((key for key in Y_KEYS if key in columns), None)
+
+
 def known_classes(dataset: object) -> list[str] | None:
-    """The names a dataset publishes as `classes`, also through torch's Subset; None if it has none."""
+    """The names a dataset publishes as `classes` or in `features`, also through torch's Subset; None without any."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
-    found = getattr(dataset, "classes", None)
+    column = label_column(dataset)
+    found = getattr(dataset, "classes", None) or (column and getattr(dataset.features[column], "names", None))  # type: ignore[attr-defined]
     return [str(name) for name in found] if isinstance(found, (list, tuple)) else None
 
 

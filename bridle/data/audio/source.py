@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import log
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -163,6 +164,23 @@ class Recordings(FileSource):
         count = len(self.classes or ())
         own, partner = (class_shares(as_tuple(label), count) for label in (self.labels[index], self.labels[other]))
         return share * own + (1 - share) * partner
+
+
+def wave_sample(
+    wave: Tensor, rate: int, shape: Shape, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor | None]:
+    """A waveform (N,) or (channels, N) of any rate and length as (1, frames, mels) and its real tokens.
+
+    Of a longer one the centre is shown, with a generator a random part.
+    """
+    mono = wave.float().mean(0) if wave.dim() == 2 else wave.float()
+    if rate != shape.front.sample_rate:
+        import soxr
+
+        mono = torch.from_numpy(soxr.resample(mono.numpy(), rate, shape.front.sample_rate, quality="HQ"))
+    part = shape.cut_wave(mono, CENTRE if generator is None else random_start(generator))
+    found = shape.window(shape.front(part), 0, Path("waveform"))
+    return found.x, found.valid
 
 
 class RecordingReader:

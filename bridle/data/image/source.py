@@ -209,6 +209,13 @@ def random_box(
     return centre_box(picture, size=size)
 
 
+def fitted(image: Image.Image, *, geometry: Geometry) -> Tensor:
+    """An opened picture of any size as the sample (C, H, W) that evaluation sees."""
+    channels, size = channels_and_size(geometry)
+    picture = plain_mode(upright(image), channels=channels)
+    return scaled(picture, centre_box(picture.size, size=size), channels=channels, size=size)
+
+
 class ImageReader:
     """A picture as the one window (C, H, W) that evaluation sees: short side to fit, centre cut out."""
 
