@@ -44,11 +44,12 @@ from bridle.models.vit_import import load_vit
 from bridle.propose import choose_config
 from bridle.report.page import write_report
 from bridle.report.runs import read_run
-from bridle.report.token_maps import gallery_of
+from bridle.report.token_maps import gallery_of, token_pictures
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback, tensorboard_if_installed
+from bridle.runs.metrics import Callback
 from bridle.runs.results import Results, read_results
 from bridle.runs.results_file import ResultsFile
+from bridle.runs.trackers import open_trackers
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, interleave, require_shares
 from bridle.train.run import (
     Run,
@@ -155,7 +156,7 @@ def _pretrain(
         distributed.done_once(lambda: folder.write_settings(config, command=command))
         first = Turn(1, "joint" if config.schedule.mode == "joint" else "encoder")
         nets = build_nets(config, later_tokenizer=has_later_tokenizer(config, first))
-        everyone = [*callbacks, *tensorboard_if_installed(folder.path)] if distributed.rank() == 0 else []
+        everyone = [*open_trackers(config.log, token_pictures), *callbacks] if distributed.rank() == 0 else []
         run = Run(folder, config, machine, mixed(splits.train, config.augment), nets, stop, progress, everyone)
         bounded = while_training(config, splits)
         results, evaluator = ResultsFile(folder.results(), probe_header(bounded)), None

@@ -5,6 +5,9 @@ Each class carries the process exit code the command line uses; see docs/design.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class BridleError(Exception):
     """Base of every error whose message is meant for the user; shown without a traceback."""
@@ -69,3 +72,13 @@ def quoted(text: object, limit: int = 120) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's text that holds anything, else its type."""
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Turn an import that fails inside the block into a UsageError with the command that installs the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or str(error)).partition(".")[0]
+        raise UsageError(f'{name} is not installed; install it with `pip install "bridle[{extra}]"`.') from error

@@ -174,6 +174,8 @@ class Config(Section):
     size: Literal["tiny", "small", "base", "large"] = "tiny"
     seed: Natural = 0
     max_steps: Positive | None = None  # caps every phase
+    # The experiment tracker; auto: TensorBoard where it is installed.
+    log: Literal["auto", "tensorboard", "wandb", "mlflow", "trackio", "none"] = "auto"
     geometry: GeometryConfig
     data: DataConfig
     audio: AudioConfig = AudioConfig()

@@ -48,9 +48,10 @@ from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import Classifier, WeightAverage
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback, tensorboard_if_installed
+from bridle.runs.metrics import Callback
 from bridle.runs.results import Evaluation, Protocol, Scores, read_record, results_header, write_record
 from bridle.runs.results_file import ResultsFile
+from bridle.runs.trackers import open_trackers
 from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_frozen
 from bridle.train.finetune import Loss, Tuned, finetune
@@ -195,7 +196,7 @@ class Job:
         """Train one model to its end and score its test items."""
         settings = self.config.finetune
         distributed.done_once(lambda: RunFolder(folder).write_settings(self.config, command=self.command))
-        everyone = [*self.callbacks, *tensorboard_if_installed(folder)] if distributed.rank() == 0 else []
+        everyone = [*open_trackers(self.config.log), *self.callbacks] if distributed.rank() == 0 else []
         nets = self.build(task)
         source = mixed(unit.train, self.config.augment)  # partners too come from this unit's training items
         run = Run(RunFolder(folder), self.config, self.machine, source, nets, self.stop, self.progress, everyone)

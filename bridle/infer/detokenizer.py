@@ -25,8 +25,8 @@ from bridle.files import write_json
 from bridle.machine import StopRequest
 from bridle.models.build import build_detokenizer
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import tensorboard_if_installed
 from bridle.runs.reconstruction import RESULT, Reconstruction
+from bridle.runs.trackers import open_trackers
 from bridle.train.detokenizer import DetokenizerNets, train_detokenizer
 from bridle.train.run import Run, locked_by_first, open_machine
 
@@ -77,7 +77,7 @@ def train_and_measure(out: Path, config: Config, trained: Trained, stop: StopReq
     distributed.done_once(lambda: RunFolder(out).write_settings(config))
     machine, progress = open_machine(config.runtime), ProgressLine()
     held = split_for_measuring(open_data(config))
-    callbacks = tensorboard_if_installed(out) if distributed.rank() == 0 else []
+    callbacks = open_trackers(config.log) if distributed.rank() == 0 else []
     nets = DetokenizerNets(build_detokenizer(config, iteration=iteration), tokenizer)
     run = Run(RunFolder(out), config, machine, held.train, nets, stop, progress, callbacks)
     for callback in callbacks:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.config import Config
@@ -35,10 +36,11 @@ from bridle.quantize import ResidualQuantizer
 from bridle.quantize.rules import stage_inputs
 from bridle.report.decoded import SOUND_BYTES as DECODED_BYTES
 from bridle.report.decoded import CodeAlone, Decoder, SideBySide, place_map
-from bridle.report.sample_pictures import Canvas, code_colors, data_uri, limits_of, sound_uri
+from bridle.report.sample_pictures import Canvas, Picture, code_colors, data_uri, limits_of, sound_uri
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RESULT
+from bridle.runs.trackers import Picture as TrackedPicture
 from bridle.train.algorithm1 import restore_frozen
 
 POOL = (24, 384)  # fewest and most samples looked at
@@ -128,25 +130,47 @@ def last_networks(folder: Path, config: Config) -> tuple[Encoder, Tokenizer, int
     raise problem or UsageError("no encoder phase is finished yet.")
 
 
+def token_pictures(folder: Path) -> list[tuple[str, TrackedPicture]]:
+    """Some samples for a tracker, each beside its token map of every stage; none where they cannot be shown."""
+    try:
+        config = RunFolder(folder).config()
+        encoder, tokenizer, _ = last_networks(folder, config)
+        found = open_pool(config, encoder, tokenizer, most=POOL[0])
+    except (BridleError, OSError):
+        return []
+    if isinstance(found, str):
+        return []
+    pool = found[0]
+    return [(f"token_maps/{n + 1}", TrackedPicture(*pool.map_row(at))) for n, at in enumerate(pool.varied(MAPS))]
+
+
+def open_pool(config: Config, encoder: Encoder, tokenizer: Tokenizer, *, most: int = POOL[1]) -> tuple[Pool, str] | str:
+    """Samples of a run's own data and of which part they are, or why they cannot be drawn."""
+    geometry = config.geometry.build()
+    kind = modality_of(config).drawing_of(geometry)
+    if kind is None:
+        return f"inputs with {geometry.rank} axes cannot be drawn."
+    plain = AugmentConfig(enabled=False)  # nothing is mixed either
+    splits = open_data(config.model_copy(update={"augment": plain}))
+    source, part = (splits.train, "training") if splits.test is None else (splits.test, "test")
+    chosen = choose_samples(config, source, most=most)
+    canvas = Canvas(geometry, kind=kind, limits=limits_of(torch.stack([s.x for s in chosen.values()]), kind))
+    return Pool(config, encoder, tokenizer, source, chosen, canvas), part
+
+
 def make_gallery(
     config: Config, encoder: Encoder, tokenizer: Tokenizer, *, iteration: int, codec: Codec | None = None
 ) -> Gallery:
     """Token maps, dictionary of codes and neighbours of a run's own data; with a codec also decoded samples."""
-    geometry = config.geometry.build()
-    kind = modality_of(config).drawing_of(geometry)
-    if kind is None:
-        return Gallery(note=f"No samples are shown: inputs with {geometry.rank} axes cannot be drawn.")
-    plain = AugmentConfig(enabled=False)  # nothing is mixed either
-    splits = open_data(config.model_copy(update={"augment": plain}))
-    source, part = (splits.train, "training") if splits.test is None else (splits.test, "test")
-    chosen = choose_samples(config, source)
-    canvas = Canvas(geometry, kind=kind, limits=limits_of(torch.stack([s.x for s in chosen.values()]), kind))
-    pool = Pool(config, encoder, tokenizer, source, chosen, canvas)
+    found = open_pool(config, encoder, tokenizer)
+    if isinstance(found, str):
+        return Gallery(note=f"No samples are shown: {found}")
+    (pool, part), canvas = found, found[0].canvas
     decoder = None if codec is None else Decoder(config, codec, canvas)
     return Gallery(
-        about=f"{len(chosen)} {part} samples, model at the end of iter{iteration}",
+        about=f"{len(pool.samples)} {part} samples, model at the end of iter{iteration}",
         wide=canvas.width > 2 * canvas.height,
-        crisp=kind != "line" and min(canvas.width, canvas.height) <= CRISP,
+        crisp=canvas.kind != "line" and min(canvas.width, canvas.height) <= CRISP,
         maps=pool.maps(),
         codes=[pool.strips(m, decoder) for m in range(tokenizer.quantizer.codebooks)],
         neighbours=pool.neighbours(),
@@ -154,10 +178,9 @@ def make_gallery(
     )
 
 
-def choose_samples(config: Config, source: Source) -> dict[int, Sample]:
+def choose_samples(config: Config, source: Source, *, most: int = POOL[1]) -> dict[int, Sample]:
     """Some samples by their index, evenly chosen; those that cannot be read are left out."""
-    fewest, most = POOL
-    wanted = min(len(source), max(fewest, min(most, POOL_VALUES // prod(config.geometry.build().shape))))
+    wanted = min(len(source), max(POOL[0], min(most, POOL_VALUES // prod(config.geometry.build().shape))))
     indices = Order(size=len(source), seed=config.seed, phase="report").at(range(wanted)).tolist()
     tried = zip(indices, load_samples(source, indices, workers=config.data.workers), strict=True)
     found = {index: sample for index, sample in tried if isinstance(sample, Sample)}
@@ -213,14 +236,24 @@ class Pool:
 
     def maps(self) -> list[TokenMap]:
         """The first samples of different labels, each with one tinted picture per stage."""
-        found, chosen = [], self._varied(MAPS)
+        found, chosen = [], self.varied(MAPS)
         for n, sound in zip(chosen, self._sounds(chosen), strict=True):
-            valid = None if self.valid is None else self.valid[n]
-            colors = [book[self.codes[n, :, m].numpy()] for m, book in enumerate(self.colors)]  # M of (T, 3)
-            tinted = [self.canvas.tint(self.pictures[n], own, valid) for own in colors]
             shown = self._shown(n, size=MAP_SIZE)._replace(sound=sound)
-            found.append(TokenMap(shown, [data_uri(picture, longest=MAP_SIZE) for picture in tinted]))
+            found.append(TokenMap(shown, [data_uri(picture, longest=MAP_SIZE) for picture in self._tinted(n)]))
         return found
+
+    def map_row(self, n: int) -> tuple[NDArray[np.uint8], str]:
+        """Sample n and its map of every stage side by side on white, (H, W, 3), and what the sample is called."""
+        row = np.concatenate([self.pictures[n], *self._tinted(n)], axis=1)
+        opaque = row[..., 3:] / 255
+        pixels = (row[..., :3] * opaque + 255 * (1 - opaque)).astype(np.uint8)
+        pixels = np.kron(pixels, np.ones((max(1, CRISP // len(pixels)),) * 2 + (1,), np.uint8))
+        return pixels, " ".join(filter(None, (self._name(n), self.labels[n])))
+
+    def _tinted(self, n: int) -> list[Picture]:
+        valid = None if self.valid is None else self.valid[n]
+        colors = [book[self.codes[n, :, m].numpy()] for m, book in enumerate(self.colors)]  # M of (T, 3)
+        return [self.canvas.tint(self.pictures[n], own, valid) for own in colors]
 
     def neighbours(self) -> list[Neighbours]:
         """A few samples, and the others whose centred features point most nearly the same way."""
@@ -228,7 +261,7 @@ class Pool:
             return []
         unit = torch.nn.functional.normalize(self.features - self.features.mean(0), dim=-1)
         found = []
-        for n in self._varied(QUERIES):
+        for n in self.varied(QUERIES):
             likeness, label = unit @ unit[n], self.labels[n]
             likeness[n] = -torch.inf
             hits = []
@@ -240,7 +273,7 @@ class Pool:
 
     def side_by_side(self, decoder: Decoder) -> list[SideBySide]:
         """The first samples of different labels beside their reconstructions."""
-        chosen = self._varied(DECODED)
+        chosen = self.varied(DECODED)
         return [
             SideBySide(self._name(n), self.labels[n], decoder.versions(self.samples[n], sound))
             for n, sound in zip(chosen, self._sounds(chosen, limit=DECODED_BYTES), strict=True)
@@ -286,7 +319,7 @@ class Pool:
         common = [(label, share) for label, share in shares.most_common(LABELS) if label and share]
         return ", ".join(f"{label} {100 * share / sum(shares.values()):.0f} %" for label, share in common)
 
-    def _varied(self, count: int) -> list[int]:
+    def varied(self, count: int) -> list[int]:
         """Samples of different labels first, then in order."""
         first = list({label: n for n, label in reversed(list(enumerate(self.labels)))}.values())
         rest = [n for n in range(len(self.labels)) if n not in set(first)]

@@ -4,6 +4,7 @@
     RUN/environment.json       versions and the command
     RUN/metrics.jsonl          a row of figures every few steps
     RUN/costs.jsonl            CPU seconds at every checkpoint
+    RUN/trackers.json          the id of the run in each tracker
     RUN/quarantine.jsonl       samples that could not be used
     RUN/encoder_start.json     what was taken from encoder.weights
     RUN/checkpoints/           see `runs.checkpoint`
@@ -37,7 +38,7 @@ Kind = Literal["results", "probe", "knn", "finetune", "codebooks", "curve"]
 CONFIG = "config.yaml"
 # Keys that may differ between the command that began a run and the one that continues it.
 FREE_KEYS = (
-    *("summary", "runtime.", "data.workers", "data.root", "data.manifest", "data.views"),
+    *("summary", "log:", "runtime.", "data.workers", "data.root", "data.manifest", "data.views"),
     *("probe.", "finetune.", "detokenizer."),
     "data.bad_share",  # the message about too many bad files asks to raise it
 )

@@ -162,7 +162,7 @@ def test_an_interrupted_training_is_the_uninterrupted_one(
 ) -> None:
     again = tmp_path / "run"
     shutil.copytree(run, again, ignore=shutil.ignore_patterns("detokenizer"))
-    monkeypatch.setattr(command, "tensorboard_if_installed", lambda out: [StopAt(3)])
+    monkeypatch.setattr(command, "open_trackers", lambda log: [StopAt(3)])
     with pytest.raises(Interrupted, match="saved at step 3"):
         command.detokenizer_run(again, SHORT)
     monkeypatch.undo()
