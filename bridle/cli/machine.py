@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -14,8 +15,8 @@ import typer
 from bridle.cli.app import MACHINE, app
 from bridle.errors import ConfigError, UsageError
 
-PACKAGES = ("torch", "numpy", "safetensors", "pydantic", "pillow", "soundfile", "soxr", "av", "scikit-learn")
-EXTRAS = ("tensorboard", "faiss-cpu", "vector-quantize-pytorch")
+PACKAGES = ("torch", "numpy", "safetensors", "pydantic")
+EXTRAS = ("pillow", "soundfile", "soxr", "av", "scikit-learn", "scipy", "matplotlib", "tensorboard", "faiss-cpu")
 
 
 @app.command(rich_help_panel=MACHINE)
@@ -46,20 +47,34 @@ def examine() -> Iterator[tuple[str, str]]:
         yield "bf16 (CPU)", make_bf16_safe()
     except ConfigError as error:
         yield "bf16 (CPU)", str(error)
-    import av
-    import soundfile
     import torch
-    from PIL import features
 
     gpus = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     gpus += ["mps"] if torch.backends.mps.is_available() else []
     yield "devices", ", ".join([*gpus, f"cpu ({torch.backends.cpu.get_cpu_capability()})"])
     yield "threads", f"torch {torch.get_num_threads()}, cores {os.cpu_count()}"
-    images = [name for name in ("jpg", "zlib", "webp") if features.check(name)]
-    sounds = [name for name in ("WAV", "FLAC", "OGG", "MP3") if name in soundfile.available_formats()]
-    videos = [name for name in ("h264", "vp9", "mpeg4", "gif") if name in av.codecs_available]
-    yield "codecs", f"images {'/'.join(images)}; sound {'/'.join(sounds)}; video {'/'.join(videos)}"
+    yield "codecs", codecs()
     yield "disk", f"{free_bytes(Path()) / 1e9:.1f} GB free in the current folder"
+
+
+def codecs() -> str:
+    """The formats that the installed decoders read."""
+    found = list[str]()
+    if find_spec("PIL"):
+        from PIL import features
+
+        found.append("images " + "/".join(name for name in ("jpg", "zlib", "webp") if features.check(name)))
+    if find_spec("soundfile"):
+        import soundfile
+
+        known = soundfile.available_formats()
+        found.append("sound " + "/".join(name for name in ("WAV", "FLAC", "OGG", "MP3") if name in known))
+    if find_spec("av"):
+        import av
+
+        known = av.codecs_available
+        found.append("video " + "/".join(name for name in ("h264", "vp9", "mpeg4", "gif") if name in known))
+    return "; ".join(found) or 'none installed (pip install "bridle[audio,image,video]")'
 
 
 FORWARDED = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from bridle.errors import needs
 from bridle.evaluate.metrics import Array, bootstrap_interval
 from bridle.runs.results import Hits
 
@@ -51,7 +52,8 @@ class Change(NamedTuple):
 
 def half_width(values: Sequence[float]) -> float:
     """Half of Student's 95 % interval of the mean of two or more values."""
-    from scipy.stats import t
+    with needs("train"):
+        from scipy.stats import t
 
     return float(t.ppf(0.975, len(values) - 1)) * stdev(values) / sqrt(len(values))
 
@@ -75,7 +77,8 @@ def compare_hits(own: Hits | None, other: Hits | None, *, generator: torch.Gener
     """Paired difference over the same test items; None where they are not the same, or not known."""
     if own is None or other is None or (own.sizes, own.truth) != (other.sizes, other.truth):
         return None
-    from scipy.stats import binomtest
+    with needs("train"):
+        from scipy.stats import binomtest
 
     mine, theirs = own.right, other.right
     differences = mine.astype(np.int64) - theirs

@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 
 from bridle.data.modality import modality_of
+from bridle.errors import needs
 from bridle.export.load import Trained
 from bridle.report.runs import decimal, percent, thousands
 from bridle.runs.results import BASELINES, Evaluation, Results
@@ -17,7 +18,8 @@ from bridle.runs.results_file import readable_part
 
 def model_card(trained: Trained) -> str:
     """The README.md of an exported folder."""
-    from jinja2 import Environment, PackageLoader
+    with needs("hub"):
+        from jinja2 import Environment, PackageLoader
 
     environment = Environment(
         loader=PackageLoader("bridle.export", "."), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True

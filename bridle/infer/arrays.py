@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data.sources import Reader
-from bridle.errors import DataError, UsageError, quoted
+from bridle.errors import DataError, UsageError, needs, quoted
 from bridle.geometry import Geometry
 from bridle.machine import choose_precision
 
@@ -160,7 +160,8 @@ def as_paths(files: Iterable[FileLike], reader: Reader) -> Iterator[list[Path]]:
 @contextmanager
 def waveform_file(x: ArrayLike, rate: int, reader: Reader) -> Iterator[Path]:
     """A temporary WAV file of a waveform (N,) or (channels, N); integers are taken as parts of their type's range."""
-    import soundfile
+    with needs("audio"):
+        import soundfile
 
     if ".wav" not in reader.extensions:
         raise UsageError(f"this model reads {' '.join(reader.extensions)} files, not recordings; use encode.")

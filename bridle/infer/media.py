@@ -22,6 +22,7 @@ from bridle.data.audio.logmel import LogMel
 from bridle.data.audio.modality import front_end
 from bridle.data.image.pixels import as_bytes
 from bridle.data.modality import modality_of
+from bridle.errors import needs
 from bridle.evaluate.reconstruction.anchors import has_codec
 from bridle.evaluate.reconstruction.measure import is_spectrogram
 
@@ -54,14 +55,16 @@ def media_writer(config: Config, *, clips: ClipFormat = "mp4") -> tuple[str, Wri
 
 def write_picture(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
     """(C, H, W) in 0 … 1 as PNG."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     Image.fromarray(as_bytes(torch.cat(list(pieces), dim=1))).save(path, format="PNG")
 
 
 def write_gif(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
     """(C, frames, H, W) in 0 … 1 as an animated GIF."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     frames = [Image.fromarray(as_bytes(frame)) for frame in frames_of(pieces)]
     duration = round(1000 / media.frame_rate)
@@ -70,7 +73,8 @@ def write_gif(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
 
 def write_video(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
     """(C, frames, H, W) in 0 … 1 as MP4: H.264 or, where PyAV has none, MPEG-4; odd sides are made even."""
-    import av
+    with needs("video"):
+        import av
 
     codec = "libx264" if has_codec("libx264") else "mpeg4"
     options = {"crf": "12"} if codec == "libx264" else {"qscale": "2"}
@@ -108,7 +112,8 @@ def write_array(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
 
 def write_sound(pieces: Iterator[Tensor], path: Path, media: Media, *, front: LogMel) -> None:
     """(1, frames, mels) log-mel features as 16-bit WAV, some seconds at a time."""
-    import soundfile
+    with needs("audio"):
+        import soundfile
 
     with soundfile.SoundFile(path, "w", samplerate=front.sample_rate, channels=1, format="WAV") as file:
         for wave in sound_pieces(pieces, front):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from bridle.console import plain_table
+from bridle.errors import needs
 from bridle.report.runs import decimal, percent, thousands
 from bridle.report.svg import FONT_SIZE, Plot, Theme, legend, quiet
 from bridle.runs.results import Results, Scores
@@ -82,7 +83,8 @@ def write_curves(curves: Mapping[str, Sequence[Curve]], stem: Path) -> list[Path
 
 def draw_lines(ax: Any, shown: Mapping[str, Sequence[tuple[float, float, float, float]]], theme: Theme) -> None:
     """One line with its band for each name."""
-    from matplotlib import colormaps
+    with needs("report"):
+        from matplotlib import colormaps
 
     quiet(ax, theme)
     colors = colormaps["tab10" if len(shown) <= 10 else "tab20"]  # can be told apart by people who see few colours

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.errors import CheckpointError, UsageError, needs, quoted
 from bridle.evaluate.verdict import Verdict, judge_results
 from bridle.files import replacing
 from bridle.report.plots import code_norm_histograms, code_usage_bars, loss_curves, probe_bars, stage_curves
@@ -107,7 +107,8 @@ def probes_by_title(runs: Sequence[RunSummary]) -> dict[str, dict[str, Scores]]:
 
 def render_page(template: str, values: Mapping[str, Any]) -> str:
     """One of this room's templates, with its style; every value is escaped."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    with needs("report"):
+        from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     environment = Environment(

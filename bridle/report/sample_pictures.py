@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.data.modality import Drawing
+from bridle.errors import needs
 from bridle.geometry import Geometry
 
 Picture = NDArray[np.uint8]  # (H, W, 4)
@@ -59,7 +60,8 @@ class Canvas:
         if self.kind == "line":
             return _line(values, self.height, self.width)
         if self.kind == "spectrogram":
-            from matplotlib import colormaps
+            with needs("report"):
+                from matplotlib import colormaps
 
             # (frames, mels) -> (mels, frames), low pitches below
             return np.asarray(colormaps["magma"](values.mean(0).T[::-1], bytes=True))
@@ -161,7 +163,8 @@ def code_colors(vectors: Tensor) -> NDArray[np.uint8]:
 
 def data_uri(picture: Picture, *, longest: int) -> str:
     """The picture, made smaller where a side is longer than `longest`, as the address of an <img>."""
-    from PIL import Image
+    with needs("report"):
+        from PIL import Image
 
     height, width = picture.shape[:2]
     image = Image.fromarray(picture, "RGBA")

@@ -15,6 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bridle.errors import needs
+
 FONT_SIZE = 9.5
 MARGIN = 0.1  # inches around a file of its own; on the page there is none
 COLOURS = {  # name: in the light and in the dark theme
@@ -88,10 +90,11 @@ class Plot(NamedTuple):
 @contextmanager
 def drawing(size: tuple[float, float], theme: Theme, *, margin: float) -> Iterator[Any]:
     """An empty figure of (width, height) inches. Settings hold only inside: a user's own matplotlib is left alone."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    with needs("report"):
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     settings: dict[Any, Any] = {
         "font.family": "sans-serif",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bridle.errors import UsageError, quoted
+from bridle.errors import UsageError, needs, quoted
 from bridle.evaluate.metrics import Ranking, bootstrap_interval
 from bridle.files import write_json
 from bridle.runs.results import Interval
@@ -54,7 +54,8 @@ def evaluate_search(index: Index, *, queries: int = QUERIES, seed: int = 0) -> l
     drawn = np.sort(np.random.default_rng(seed).permutation(labelled)[:queries])
     kinds: dict[By, Scores] = {"features": lambda rows: np.asarray(index.vectors @ index.vectors[rows].T)}
     if index.settings.codes:
-        from scipy.sparse import csc_array
+        with needs("search"):
+            from scipy.sparse import csc_array
 
         grams = index.grams
         shape = (len(index), len(grams.terms))
@@ -72,7 +73,8 @@ def write_scores(index: Index, measured: Sequence[SearchScores]) -> Path:
 
 def label_matrix(labels: Sequence[tuple[str, ...]]) -> NDArray[np.float32]:
     """(N, K): 1 where a file has a label."""
-    from sklearn.preprocessing import MultiLabelBinarizer
+    with needs("search"):
+        from sklearn.preprocessing import MultiLabelBinarizer
 
     matrix: NDArray[np.float32] = MultiLabelBinarizer().fit_transform(labels).astype(np.float32)
     return matrix

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bridle.data.loading.watchdog import decoding, renew
 from bridle.data.shards.tar_member import Location, TarMemberFile, open_regular
-from bridle.errors import DataError, quoted
+from bridle.errors import DataError, needs, quoted
 
 if TYPE_CHECKING:
     import av
@@ -143,7 +143,8 @@ def sample_blocks(track: Track, path: Location, *, rate: int, first: int, count:
     p, q = track.rate // common, rate // common
     resampler = None
     if track.rate != rate:
-        import soxr
+        with needs("audio"):
+            import soxr
 
         resampler = soxr.ResampleStream(track.rate, rate, 1, dtype="float32", quality="HQ")
     step = max(first - MARGIN, 0) // q if resampler else first  # p frames in, q samples out
@@ -187,7 +188,8 @@ def opened(file: FileIO | TarMemberFile, path: Location) -> Iterator[Track]:
         raise DataError(f"{quoted(path)} ends after {mp3.there} of {mp3.stated} bytes; it is truncated.")
     # Of an mp3 that does not state its length soundfile reads no more than it guesses.
     if path.suffix.lower() in FILM or not mp3.exact:
-        import av
+        with needs("audio"):
+            import av
 
         options = {"format_whitelist": CONTAINERS, "protocol_whitelist": "file"}
         with av.open(file, mode="r", options=options) as container:
@@ -195,7 +197,8 @@ def opened(file: FileIO | TarMemberFile, path: Location) -> Iterator[Track]:
                 raise DataError(f"{quoted(path)} has no sound track.")
             yield FilmTrack(container)
         return
-    import soundfile
+    with needs("audio"):
+        import soundfile
 
     plain = isinstance(file, FileIO)  # libsndfile then reads without asking Python
     with soundfile.SoundFile(file.fileno() if plain else file, closefd=False) as sound:
@@ -254,7 +257,8 @@ class FilmTrack:
         self.length = round(seconds * self.rate)
 
     def blocks(self, start: int) -> Iterator[Block]:
-        import av
+        with needs("audio"):
+            import av
 
         base, zero = self.stream.time_base, self.stream.start_time or 0
         assert base is not None

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import fold
 
 from bridle.data.audio.logmel import FLOOR, PREEMPHASIS, LogMel, hann, triangles
+from bridle.errors import needs
 from bridle.seeding import generator
 
 MEL_ITERATIONS = 60
@@ -73,7 +74,8 @@ def synthesise(spectrum: Tensor, front: LogMel) -> Tensor:
 
 def undo_preemphasis(wave: Tensor) -> Tensor:
     """y_n = x_n + 0.97·y_{n−1}, then a high-pass: what lies below the lowest mel band is not known."""
-    from scipy.signal import lfilter
+    with needs("audio"):
+        from scipy.signal import lfilter
 
     restored = lfilter([1.0], [1.0, -PREEMPHASIS], wave.double().cpu().numpy())
     return torch.from_numpy(lfilter([1.0, -1.0], [1.0, -HIGH_PASS], restored)).float()

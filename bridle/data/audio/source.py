@@ -29,7 +29,7 @@ from bridle.data.listing.table import Listing, as_tuple
 from bridle.data.loading.augment import change_wave, mask_stripes, roll
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sample, Sound, Window, class_shares, fewest_frames, fill_input, require_axes
-from bridle.errors import ConfigError, DataError
+from bridle.errors import ConfigError, DataError, needs
 from bridle.geometry import Geometry
 
 # Seconds; of a longer recording only the part that is shown is decoded, and it is neither rolled nor cached.
@@ -175,7 +175,8 @@ def wave_sample(
     """
     mono = wave.float().mean(0) if wave.dim() == 2 else wave.float()
     if rate != shape.front.sample_rate:
-        import soxr
+        with needs("audio"):
+            import soxr
 
         mono = torch.from_numpy(soxr.resample(mono.numpy(), rate, shape.front.sample_rate, quality="HQ"))
     part = shape.cut_wave(mono, CENTRE if generator is None else random_start(generator))

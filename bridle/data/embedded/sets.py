@@ -21,7 +21,7 @@ from bridle.data.image.source import ImageReader
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sound, Splits, Window
-from bridle.errors import ConfigError
+from bridle.errors import ConfigError, needs
 from bridle.geometry import Geometry
 from bridle.seeding import generator
 
@@ -48,7 +48,8 @@ class Pictures(NamedTuple):
 @lru_cache(maxsize=1)
 def digit_pictures() -> dict[str, Pictures]:
     """scikit-learn's 1797 scanned digits of 8×8 points, enlarged to 16×16, split evenly in every class."""
-    from sklearn.datasets import load_digits
+    with needs("train"):
+        from sklearn.datasets import load_digits
 
     loaded = load_digits()
     label = torch.from_numpy(loaded.target).long()

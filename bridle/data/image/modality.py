@@ -13,7 +13,7 @@ from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality, VitInput
 from bridle.data.sources import Reader, Splits
-from bridle.errors import quoted
+from bridle.errors import needs, quoted
 from bridle.geometry import Geometry
 
 GREY = ("1", "L", "LA", "I", "I;16", "F")  # modes of pictures without colour
@@ -40,7 +40,8 @@ def open_preview(geometry: Geometry) -> Reader:
 
 def check_image(path: Path, options: CheckOptions) -> Facts:
     """A picture, decoded whole."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")

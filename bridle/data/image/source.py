@@ -31,7 +31,7 @@ from bridle.data.loading.augment import change_picture
 from bridle.data.loading.watchdog import decoding
 from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Sample, Window, require_axes
-from bridle.errors import DataError, quoted
+from bridle.errors import DataError, needs, quoted
 from bridle.geometry import Geometry
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ class Images(FileSource):
         if self.cache.limit:
             pixels = self.cache.get(index, lambda: read_pixels(path, channels=self.channels, size=self.size))
             if pixels.numel():
-                from PIL import Image
+                with needs("image"):
+                    from PIL import Image
 
                 picture = Image.fromarray(pixels.numpy())
                 return scaled(picture, choose(picture.size), channels=self.channels, size=self.size)
@@ -128,7 +129,8 @@ def read_pixels(path: Location, *, channels: int, size: tuple[int, int]) -> Tens
 @contextmanager
 def opened(path: Location) -> Iterator[Image.Image]:
     """A picture with its header read; whatever its decoder says inside the block becomes a DataError."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     with decoding(path, "an image"), warnings.catch_warnings():
         # Pillow warns of damaged EXIF, and of pictures above 89 megapixels, and refuses those of twice that; the
@@ -142,7 +144,8 @@ def opened(path: Location) -> Iterator[Image.Image]:
 
 def scaled(picture: Image.Image, box: Box, *, channels: int, size: tuple[int, int]) -> Tensor:
     """A box of a picture of plain mode as (C, H, W) in [0, 1]."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     part = picture.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=box)
     x = torch.from_numpy(np.array(part, dtype=np.float32)).div_(255).clamp_(0, 1)  # (H, W) or (H, W, 3)
@@ -156,7 +159,8 @@ def upright_size(image: Image.Image) -> tuple[int, int]:
 
 def upright(image: Image.Image) -> Image.Image:
     """The picture turned as the camera was held."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     turned = orientation(image)
     return image if turned == 1 else image.transpose(Image.Transpose[UPRIGHT[turned - 2]])
@@ -173,7 +177,8 @@ def orientation(image: Image.Image) -> int:
 
 def plain_mode(image: Image.Image, *, channels: int) -> Image.Image:
     """Palette, alpha, CMYK, 1-bit and 16-bit pictures as L, RGB (0 to 255) or F (16-bit grey, scaled to 0 to 255)."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     if image.mode.startswith("I"):  # 16 bits per pixel; Pillow's own conversion would cut everything above 255
         return Image.fromarray(np.asarray(image, dtype=np.float32) * np.float32(255 / 65535))

@@ -13,7 +13,7 @@ from pathlib import Path
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts
 from bridle.data.loading.watchdog import reason
 from bridle.data.modality import Modality
-from bridle.errors import DataError, quoted
+from bridle.errors import DataError, needs, quoted
 
 MESSAGES = 4096  # characters of a decoder's complaints that are kept
 
@@ -49,7 +49,8 @@ def decoder_messages() -> Iterator[list[str]]:
 
     The whole process writes there, so that nothing else may print meanwhile.
     """
-    import av
+    with needs("video"):
+        import av
 
     lines: list[str] = []
     sys.stderr.flush()

@@ -17,13 +17,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import av
 import numpy as np
-from av.container import InputContainer
-from av.video.frame import VideoFrame
-from av.video.reformatter import VideoReformatter
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
+
+from bridle.errors import needs
+
+with needs("video"):
+    import av
+    from av.container import InputContainer
+    from av.video.frame import VideoFrame
+    from av.video.reformatter import VideoReformatter
+    from av.video.stream import VideoStream
 
 Pictures = NDArray[np.uint8]
 Span = tuple[float, float | None]  # start and end in seconds; None: to the end

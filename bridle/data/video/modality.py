@@ -14,6 +14,7 @@ from bridle.data.loading.watchdog import reason, renew
 from bridle.data.modality import Modality, VitInput
 from bridle.data.sources import Reader, Splits
 from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos
+from bridle.errors import needs
 
 SHORTFALL = 0.97  # headers of videos are often a little wrong; less than this share of the frames is a cut file
 
@@ -39,7 +40,8 @@ def open_reader(config: Config) -> Reader:
 
 def check_video(path: Path, options: CheckOptions) -> Facts:
     """The first video track, its first `options.frames` frames decoded."""
-    import av
+    with needs("video"):
+        import av
 
     from bridle.data.video.decode import opened
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bridle.data.image.pixels import as_bytes, as_tensor
+from bridle.errors import needs
 
 QUALITIES = (1, 3, 5, 8, 12, 20, 30, 50, 75, 90)  # of JPEG
 RATE_FACTORS = (51, 45, 40, 35, 30, 25, 20)  # of H.264, from coarse to fine
@@ -36,7 +37,8 @@ class Coded(NamedTuple):
 
 def has_codec(name: str) -> bool:
     """Can this build of PyAV encode with the codec?"""
-    import av.codec
+    with needs("video"):
+        import av.codec
 
     try:
         av.codec.Codec(name, "w")
@@ -47,7 +49,8 @@ def has_codec(name: str) -> bool:
 
 def jpeg(x: Tensor, quality: int) -> Coded:
     """A picture (C, H, W) in 0 … 1, C = 1 or 3, as baseline JPEG with the standard tables."""
-    from PIL import Image
+    with needs("image"):
+        from PIL import Image
 
     file = io.BytesIO()
     Image.fromarray(as_bytes(x)).save(file, "JPEG", quality=quality)
@@ -71,7 +74,8 @@ def jpeg_frames(x: Tensor, quality: int) -> Coded:
 
 def h264(x: Tensor, factor: int) -> Coded:
     """A clip (C, frames, H, W) at a constant rate factor, 4:2:0; sides are made even by repeating the last line."""
-    import av
+    with needs("video"):
+        import av
 
     channels, count, height, width = x.shape
     shown = torch.nn.functional.pad(x.transpose(0, 1), (0, width % 2, 0, height % 2), mode="replicate")
@@ -100,7 +104,8 @@ def slice_bytes(packet: bytes) -> int:
 
 def sound(wave: Tensor, rate: int, codec: str, kbits: int) -> Coded:
     """A waveform (N,) coded at `kbits` kbit/s, decoded at its own sampling rate and moved to where it fits best."""
-    import av
+    with needs("video"):
+        import av
 
     file, bits = io.BytesIO(), 0
     container: Any
