@@ -1,6 +1,6 @@
 """Install bridle's wheel with each extra into a clean environment, run a command of that extra, and print a table.
 
-    python benchmarks/install_sizes.py [--only image,audio]
+    python benchmarks/install_sizes.py [--only "image;audio"]
 
 Packages of the base install are shared by the environments of the extras, so that torch is installed once; an
 environment sees the base and its own extra, nothing else. Needs `build`, and what pip needs to find torch.
@@ -49,6 +49,7 @@ COMMANDS: dict[str, list[list[str]]] = {  # arguments of python, in order; `run`
     "hub": [["-m", "bridle", "export", "digits-tiny", "--out", "exported"]],
     "cluster": [["-c", "import submitit.slurm.slurm"]],
     "parquet": [["-c", "import pyarrow.parquet"]],
+    "audio,image,video,train,report": [["-c", FEATURES]],  # what every install had before there were extras
     "tensorboard": [["-c", "import torch.utils.tensorboard"]],
 }
 
@@ -83,8 +84,8 @@ def new_environment(folder: Path, wheel: str, base: Path | None) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="extras, separated by commas")
-    chosen = parser.parse_args().only.split(",")
+    parser.add_argument("--only", default="", help="extras, separated by semicolons")
+    chosen = parser.parse_args().only.split(";")
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         run(sys.executable, "-m", "build", "--outdir", name, str(ROOT), cwd=place)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
+import json
+import math
 import os
 import shutil
 import sys
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 10.0  # between lines when the output is a file
 REFRESH_SECONDS = 0.1  # between two states of a live line
 ERASE_LINE = "\r\x1b[2K"
+QUIET = "BRIDLE_QUIET"  # in the environment: no progress and no notes
 
 
 def is_first_process() -> bool:
@@ -38,7 +42,8 @@ class ProgressLine:
     """One line that rewrites itself on a terminal, and an occasional line of its own in a log file."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or (sys.stderr if is_first_process() else Silent())
+        shown = is_first_process() and QUIET not in os.environ
+        self.stream = stream or (sys.stderr if shown else Silent())
         self.live = self.stream.isatty()
         self.last_shown = 0.0
         self.open_line = False
@@ -66,6 +71,50 @@ class ProgressLine:
         if self.open_line:
             self.stream.write("\n")
             self.open_line = False
+
+
+class JsonOutput:
+    """Where results go with --json: one object per line on what was standard output; other text is discarded."""
+
+    def __init__(self) -> None:
+        self.stream: TextIO | None = None  # None without --json
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Discard what is printed inside the block, except results."""
+        self.stream = sys.stdout
+        try:
+            with contextlib.redirect_stdout(Silent()):
+                yield
+        finally:
+            self.stream = None
+
+    def result(self, command: str, value: Any = None, **fields: Any) -> None:
+        """Print a result: `fields`, and those of `value`, a record or a mapping. Does nothing without --json."""
+        if self.stream is not None and is_first_process():
+            found = {"command": command, **_plain(fields), **(_plain(value) or {})}
+            self.stream.write(json.dumps(found, ensure_ascii=False) + "\n")
+            self.stream.flush()
+
+
+json_output = JsonOutput()
+
+
+def _plain(value: Any) -> Any:
+    """Records as mappings, sequences as lists, numbers that are not finite as None, anything else as text."""
+    if hasattr(value, "model_dump"):
+        value = value.model_dump(mode="json")
+    elif hasattr(value, "_asdict"):
+        value = value._asdict()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
 @contextlib.contextmanager

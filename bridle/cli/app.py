@@ -7,19 +7,19 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from bridle.console import is_first_process, screen
+from bridle.console import QUIET, is_first_process, json_output, screen
 from bridle.errors import BridleError, ConfigError, Interrupted, UsageError
 
 if TYPE_CHECKING:
     from bridle.runs.results import Results
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -63,12 +63,18 @@ def options(
         bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print results as JSON, one object per line; works after a command too.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="No progress and no notes; works after a command too.")
+    ] = False,
     plugin: Annotated[
         list[Path] | None,
         typer.Option(help="Python file that registers a modality, tokenizer or scorer. May be given several times."),
     ] = None,
 ) -> None:
-    """Load the plugins; `main` reads --debug itself."""
+    """Load the plugins; `main` reads --debug, --json and --quiet itself."""
     from bridle.plugins import load_plugins, name_plugins
 
     name_plugins(plugin or [])
@@ -117,6 +123,7 @@ def show_results(
         return
     terminal = screen()
     found = read_run(run, results=results)
+    json_output.result(found.results.evaluation, found.results, path=run / results)
     for table in (results_table([found]), few_shot_table(found.results)):
         if table is not None:
             terminal.print(table)
@@ -159,6 +166,7 @@ def show_written(written: Any, *, reader: str) -> None:
     if written.failed:
         total = written.files + written.failed
         typer.echo(f"{written.failed} of {total} files could not be read; see {written.quarantine}", err=True)
+    json_output.result(written.header.kind, written)
     header, rows = written.header, f"{written.rows:,} rows"
     if header.kind == "codes":
         rows += f" of {len(header.codebook_sizes)} codes, {header.bits_per_token:g} bits each"
@@ -197,14 +205,28 @@ def explain_options(words: Sequence[str]) -> None:
             typer.echo(f"{option}: settings are written KEY=VALUE: {key}={given or value}", err=True)
 
 
+def take_flags() -> set[str]:
+    """Take --json and --quiet out of the command line, wherever they stand, and return those that were there."""
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    given = {"--json", "--quiet"}.intersection(sys.argv[1:end])
+    sys.argv[:end] = [word for word in sys.argv[:end] if word not in given]
+    return given
+
+
 def run_command() -> None:
     """Run the command that was typed; where its options are wrong, also say which of them are settings."""
+    flags = take_flags()
+    if "--quiet" in flags:
+        os.environ[QUIET] = "1"
     try:
-        app(standalone_mode=True)
+        with json_output.active() if "--json" in flags else nullcontext():
+            app(standalone_mode=True)
     except SystemExit as ended:
         if ended.code == 2:
             explain_options(sys.argv[1:])
         raise
+    finally:
+        os.environ.pop(QUIET, None)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import Overrides, data_app
-from bridle.console import counting, screen
+from bridle.console import counting, json_output, screen
 from bridle.errors import DataError, UsageError
 from bridle.machine import usable_cores
 
@@ -60,6 +60,8 @@ def data_check(
         report = check_folder(
             path, kind=kind, rate=rate, shortest=shortest, frames=frames, workers=count, out=out, tell=tell
         )
+    counts = {"files": len(report.paths), "unusable": len(report.unusable), "flagged": len(report.flagged)}
+    json_output.result("data check", **counts, findings=dict(report.findings), kinds=dict(report.files))
     if (table := findings_table(report)) is not None:
         screen().print(table)
         typer.echo()
@@ -98,6 +100,7 @@ def data_stats(
     config = load_config(name, settings)
     with counting("measured", "items") as tell:
         found = measure_data(config, limit=limit, workers=processes(workers), tell=tell)
+    json_output.result("data stats", found, recipe=name)
     typer.echo(f"recipe    {name}{'' if recipe else ' (by the names of the files)'}")
     for line in statistics_lines(found):
         typer.echo(line)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import EVALUATE, On, Overrides, RunArgument, app, results_folder, show_results
-from bridle.console import is_first_process, screen
+from bridle.console import is_first_process, json_output, screen
 from bridle.errors import UsageError
 
 NoCache = Annotated[bool, typer.Option("--no-cache", help="Do not use the feature cache in RUN/cache.")]
@@ -64,6 +64,7 @@ def show_curve(run: Path, path: Path) -> None:
     if not is_first_process():
         return
     found = read_results(path)
+    json_output.result("curve", found, path=path)
     screen().print(curve_table(found))
     drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
     typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
@@ -112,6 +113,7 @@ def codebooks(
     run = results_folder(run)
     path = examine_run(run, overrides or [], iteration=iteration, items=items)
     evaluations, terminal = read_results(path).evaluations, screen()
+    json_output.result("codebooks", read_results(path), path=path)
     for entry in evaluations:
         terminal.print(codebook_table(entry))
         for line in verdict_lines(entry):
@@ -130,7 +132,9 @@ def show_reconstruction(run: Path, overrides: list[str], *, iteration: int | Non
 
     written, terminal = reconstruct_run(run, overrides, iteration=iteration, items=items), screen()
     for path in written:
-        terminal.print(rate_table(read_reconstruction(path, RateDistortion)))
+        found = read_reconstruction(path, RateDistortion)
+        json_output.result("reconstruct", found, path=path)
+        terminal.print(rate_table(found))
         typer.echo(f"wrote {path}")
     typer.echo(f"Next:  bridle report {run}")
 
@@ -158,4 +162,5 @@ def report(
         out or runs[0] / "report.html",
         title=f"bridle report: {', '.join(run.folder for run in found[:3])}{' …' * (len(found) > 3)}",
     )
+    json_output.result("report", path=path)
     typer.echo(f"wrote {path}")

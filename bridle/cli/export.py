@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import SHARE, Overrides, Overwrite, RunArgument, app
+from bridle.console import json_output
 
 Iteration = Annotated[int | None, typer.Option(min=1, help="The model after this iteration; default: the last.")]
 Onnx = Annotated[bool, typer.Option("--onnx", help="Also write encoder.onnx and tokenizer.onnx, compared with torch.")]
@@ -40,6 +41,7 @@ def export(
     model = load(run, iteration=iteration, device="cpu")
     licensed = model.trained(data_licence=data_licence)
     written = export_model(licensed, out, onnx=onnx, program=program, waveform=waveform, half=half, overwrite=overwrite)
+    json_output.result("export", path=out, files=list(written))
     typer.echo(f"wrote {out}: {', '.join(written)}")
     if data_licence is None and model.facts.data_licence is None:
         typer.echo(f"The licence of the data is not stated: give --data-licence, or edit {out / 'README.md'}.")

@@ -23,7 +23,7 @@ from bridle.cli.app import (
     results_folder,
     show_written,
 )
-from bridle.console import is_first_process, screen
+from bridle.console import is_first_process, json_output, screen
 from bridle.errors import UsageError
 
 InputNames = Annotated[
@@ -178,6 +178,7 @@ def detokenize(
 
     model = load(run, iteration=iteration, device=device)
     written = detokenize_files(model, codes, out, stages=stages, clips=clips)
+    json_output.result("detokenize", path=out, files=len(written))
     typer.echo(f"wrote {len(written):,} files to {out}, the first one {written[0]}")
 
 
@@ -195,6 +196,7 @@ def codes_diff(
     from bridle.infer.diff import diff_codes, diff_table
 
     found = diff_codes(old, new)
+    json_output.result("codes diff", found)
     screen().print(diff_table(found))
     for line in found.lines():
         typer.echo(line)

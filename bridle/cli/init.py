@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bridle.cli.app import START, app
-from bridle.console import counting, plain_table, screen
+from bridle.console import counting, json_output, plain_table, screen
 from bridle.errors import UsageError, quoted
 from bridle.machine import usable_cores
 
@@ -30,6 +30,7 @@ def init(
     Example:  bridle init recordings/ --out recordings.yaml
     """
     from bridle.config import load_config
+    from bridle.config.editor import HEADER
     from bridle.files import write_text
 
     if out.suffix not in (".yaml", ".yml"):
@@ -40,8 +41,10 @@ def init(
     show_survey(proposal.survey)
     typer.echo()
     show_choices(proposal)
-    write_text(out, proposal.to_yaml())
+    write_text(out, HEADER + proposal.to_yaml())
     load_config(out)  # what was written can be read
+    chosen = {choice.key: choice.text for choice in proposal.choices}
+    json_output.result("init", path=out, settings=chosen, warnings=proposal.warnings)
     typer.echo(f"wrote {out}")
     typer.echo(f"Next:  bridle pretrain {shlex.quote(str(out))} --out runs/{shlex.quote(proposal.config().name)}")
 

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from bridle.cli.app import MACHINE, app
+from bridle.console import json_output
 from bridle.errors import ConfigError, UsageError
 
 PACKAGES = ("torch", "numpy", "safetensors", "pydantic")
@@ -25,8 +27,35 @@ def doctor() -> None:
 
     Example:  bridle doctor
     """
-    for name, finding in examine():
+    found = list(examine())
+    json_output.result("doctor", dict(found))
+    for name, finding in found:
         typer.echo(f"{name:<12} {finding}")
+
+
+@app.command(rich_help_panel=MACHINE)
+def schema(
+    out: Annotated[
+        Path | None, typer.Option(help="Write it to this file instead; editors look beside a recipe.")
+    ] = None,
+) -> None:
+    """Print the JSON schema of recipes and config files, for editors and programs.
+
+    Example:  bridle schema --out bridle-schema.json
+    """
+    import json
+
+    from bridle.config.editor import recipe_schema
+    from bridle.files import write_text
+
+    found = json.dumps(recipe_schema(), indent=1)
+    if out is None:
+        json_output.result("schema", recipe_schema())
+        typer.echo(found)
+        return
+    write_text(out, found + "\n")
+    json_output.result("schema", path=out)
+    typer.echo(f"wrote {out}")
 
 
 def examine() -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridle.cli.app import TRAIN, Overrides, Recipe, app
-from bridle.console import plain_table, screen
+from bridle.console import json_output, plain_table, screen
 from bridle.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ def plan(
     config = load_config(recipe, overrides or [])
     found = make_plan(config, devices=devices, device=device, samples=samples, utilisation=utilisation)
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=1))
+        typer.echo(json.dumps(found.as_dict()))
         return
+    json_output.result("plan", found.as_dict())
     show_plan(found)
     typer.echo(f"Next:  bridle pretrain {recipe} … --max-steps 5   ·   bridle bench data {recipe} …")
 

@@ -9,7 +9,7 @@ import typer
 
 from bridle.cli.app import USE, Device, Overwrite, RunArgument, Strict, WindowBatch, app
 from bridle.cli.infer import Layer, PoolAxis, PoolDeviation, PoolName, Workers, feature_spec
-from bridle.console import plain_table, screen
+from bridle.console import json_output, plain_table, screen
 from bridle.errors import UsageError
 
 
@@ -47,6 +47,7 @@ def index(
     found = update_index(model, run, corpus, out, spec=spec, options=options)
     for path in found.failed:
         typer.echo(f"some files could not be read; see {path}", err=True)
+    json_output.result("index", found, path=out)
     typer.echo(f"wrote {out}: {found.files:,} files, {found.added:,} added, {found.removed:,} removed")
     typer.echo(f"Next:  bridle search {out} FILE --html hits.html   ·   bridle search {out} --evaluate")
 
@@ -81,6 +82,8 @@ def search(
     for query in queries or []:
         found.append(opened.search(query, by="codes" if by == "codes" else "features", k=k))
         _show_hits(found[-1])
+        hits = [{"score": hit.score, "file": hit.entry.name, "labels": hit.entry.labels} for hit in found[-1].hits]
+        json_output.result("search", query=str(query), by=by, hits=hits)
     if html is not None:
         from bridle.search.page import write_page
 
@@ -111,6 +114,7 @@ def _evaluate(opened: Any, samples: int) -> None:
     measured = evaluate_search(opened, queries=samples)
     table = plain_table("by", "mAP %", "95 %", "first hit %", "chance mAP %")
     for one in measured:
+        json_output.result("search --evaluate", one)
         low, high = (f"{100 * end:.1f}" for end in one.interval)
         shares = (one.mean_average_precision, one.precision_at_1, one.chance)
         score, first, chance = (f"{100 * share:.1f}" for share in shares)

@@ -23,7 +23,7 @@ from bridle.cli.app import (
     show_results,
     show_verdict,
 )
-from bridle.console import is_first_process, screen
+from bridle.console import is_first_process, json_output, screen
 from bridle.errors import UsageError
 
 
@@ -58,6 +58,7 @@ def recipes() -> None:
         config = load_config(name)
         sizes = ("×".join(map(str, axis)) for axis in (config.geometry.input, config.geometry.patch))
         table.add_row(name, config.size, *sizes, config.summary)
+        json_output.result("recipes", recipe=name, size=config.size, summary=config.summary)
     screen().print(table)
     screen().print("\nNext:  bridle show RECIPE   or   bridle pretrain RECIPE data.root=… --out runs/NAME")
 
@@ -72,6 +73,7 @@ def show(recipe: Recipe, overrides: Overrides = None) -> None:
 
     config = load_config(recipe, overrides or [])
     geometry = config.geometry.build()
+    json_output.result("show", config)
     typer.echo(f"# grid {list(geometry.grid)} = {geometry.tokens} tokens of {geometry.patch_features} numbers")
     typer.echo(dump_config(config), nl=False)
 
@@ -147,6 +149,7 @@ def finetune(
     if not is_first_process():
         return
     results = read_results(path)
+    json_output.result("finetune", results, path=path)
     if (table := finetune_table(results)) is not None:
         screen().print(table)
     show_verdict(run, results)
@@ -197,4 +200,5 @@ def ablate(
         raise UsageError(f"--on: the table {grid.name!r} reads one score a run; it is for tables with every_iteration.")
     else:
         path = run_grid(recipe, overrides or [], grid, seeds=numbers, out=folder, jobs=jobs)
+    json_output.result("ablate", path=path)
     typer.echo(f"Next:  bridle report {path.parent / 'runs'}/*")

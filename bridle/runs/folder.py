@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 from bridle import files
 from bridle.config import Config, differences, dump_config, read_config
+from bridle.config.editor import HEADER
 from bridle.data.loading.loader import BadSample
 from bridle.errors import CheckpointError, ConfigError, UsageError
 from bridle.machine import environment
@@ -101,7 +102,7 @@ class RunFolder:
     def write_settings(self, config: Config, *, command: str | None = None) -> None:
         """Write config.yaml and environment.json; the caller holds the lock."""
         with files.writing(self.path, remedy="Choose another --out."):
-            files.write_text(self.path / CONFIG, dump_config(config))
+            files.write_text(self.path / CONFIG, HEADER + dump_config(config))
             self.write_json("environment.json", environment(command))
 
     def environment(self) -> dict[str, Any]:

@@ -8,12 +8,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts
 from bridle.data.loading.watchdog import reason
 from bridle.data.modality import Modality
-from bridle.errors import DataError, needs, quoted
+from bridle.errors import DataError, quoted
 
 MESSAGES = 4096  # characters of a decoder's complaints that are kept
 
@@ -49,13 +50,14 @@ def decoder_messages() -> Iterator[list[str]]:
 
     The whole process writes there, so that nothing else may print meanwhile.
     """
-    with needs("video"):
-        import av
-
     lines: list[str] = []
     sys.stderr.flush()
-    av.logging.restore_default_callback()
-    av.logging.set_libav_level(av.logging.ERROR)
+    has_av = find_spec("av") is not None  # pictures are checked without it
+    if has_av:
+        import av
+
+        av.logging.restore_default_callback()
+        av.logging.set_libav_level(av.logging.ERROR)
     stream = os.dup(2)
     with tempfile.TemporaryFile() as kept:
         os.dup2(kept.fileno(), 2)
@@ -65,7 +67,8 @@ def decoder_messages() -> Iterator[list[str]]:
             sys.stderr.flush()
             os.dup2(stream, 2)
             os.close(stream)
-            av.logging.set_level(None)
+            if has_av:
+                av.logging.set_level(None)
             kept.seek(0)
             for line in kept.read(MESSAGES).decode("utf-8", "replace").splitlines():
                 lines.append(quoted(re.sub(r" @ 0x[0-9a-f]+", "", line)).strip("'\""))

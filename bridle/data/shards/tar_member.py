@@ -101,7 +101,8 @@ class TarMemberFile(RawIOBase):
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         count = min(len(target), max(self.size - self.at, 0))
-        read = os.pread(self.handle, count, self.offset + self.at)
+        os.lseek(self.handle, self.offset + self.at, os.SEEK_SET)  # Windows has no pread; the handle is nobody else's
+        read = os.read(self.handle, count)
         target[: len(read)] = read
         self.at += len(read)
         return len(read)
