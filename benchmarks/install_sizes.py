@@ -107,7 +107,9 @@ def main() -> None:
             for arguments in commands:
                 run(str(own), *arguments, cwd=place / extra)
             seconds = time.perf_counter() - began
-            print(f"| bridle[{extra}] | +{megabytes(site_of(own)):.0f} | | | {seconds:.1f} |", flush=True)
+            imported, first = run(str(own), "-c", FEATURES, cwd=place).split()
+            size = megabytes(site_of(own))
+            print(f"| bridle[{extra}] | +{size:.0f} | {imported} | {first} | {seconds:.1f} |", flush=True)
 
 
 if __name__ == "__main__":
