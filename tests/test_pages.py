@@ -89,7 +89,7 @@ def test_shown_commands_options_and_settings_exist(page: Path) -> None:
 def problem_of(words: list[str]) -> str | None:
     """Why a shown command would be refused; None if it would not."""
     try:
-        require_command(words)
+        require_command([word for word in words if word not in ("--json", "--quiet")])  # `main` takes them out
     except Exception as error:
         return f"bridle {shlex.join(words)}: {error}"
     return None
