@@ -185,9 +185,12 @@ def test_a_whole_record_needs_a_source_with_load_and_nothing_else(tmp_path: Path
 
 
 def names_of_modalities(tree: ast.AST) -> set[str]:
-    """Names and kinds of modalities among the strings of a module."""
+    """Names and kinds of modalities among the strings of a module; `needs("audio")` names an extra of the package."""
     words = {word for modality in file_modalities() for word in (modality.name, modality.kind)}
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in words}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "needs"]
+    extras = {id(argument) for call in calls for argument in call.args}
+    strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in extras]
+    return {node.value for node in strings if node.value in words}
 
 
 def test_no_module_names_a_modality_but_its_own() -> None:

@@ -267,7 +267,7 @@ def test_inputs_are_files_folders_patterns_manifests_and_lists(model: Model, fol
         ("gone.npy", UsageError, "does not exist"),
         ("in/notes.txt", UsageError, r"it reads \.npy"),
         ("in/*.wav", UsageError, "matches no"),
-        ("empty", DataError, r"no \.npy \.npz files"),
+        ("empty", DataError, r"no \.npy \.npz \.csv \.tsv \.hea files"),
         ("spans.csv", UsageError, "start or end"),
         ("-", DataError, "nothing to read"),
     ],
