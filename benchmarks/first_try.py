@@ -1,4 +1,4 @@
-"""What a new user gets: `bridle init`, `pretrain`, `probe`, `knn` on sets that nobody tuned for, beside four baselines.
+"""What a new user gets: `bridle init`, `pretrain`, `probe`, `knn` on six small sets, beside four baselines.
 
     python benchmarks/sets sets
     python benchmarks/first_try.py sets --work first-try [--minutes 8] [--only icons,charts] [key=value …]

@@ -1,4 +1,4 @@
-"""Write six small labelled sets that no setting was tuned for, with other conditions in the test part of each.
+"""Write six small labelled sets, with other conditions in the test part of each.
 
     python benchmarks/sets OUT [--only icons,charts] [--share 0.1]
 

@@ -1,4 +1,4 @@
-"""The table of a first try on sets that nobody tuned for; the commands that it calls have their own tests."""
+"""The table of a first try; the commands that it calls have their own tests."""
 
 from __future__ import annotations
 

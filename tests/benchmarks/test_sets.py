@@ -1,4 +1,4 @@
-"""The six sets that no setting was tuned for: every class in both parts, readable, and the same every time."""
+"""The six sets: every class in both parts, readable, and the same every time."""
 
 from __future__ import annotations
 
