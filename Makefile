@@ -12,13 +12,13 @@ THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# The demo needs training and the report; tests, benchmarks and figures need the test tools too.
+# Media, training, search and the report; tests, benchmarks and figures need the test tools too.
 install: $(VENV)/.test-tools
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) -e ".[train,report]"
+	$(PIP) -e ".[audio,image,video,train,report,search]"
 	touch $@
 
 $(VENV)/.test-tools: $(VENV)/.installed
