@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # One torch thread: on a busy machine two can be ten times slower.
 THREADS := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: demo test docs soak check install figures clean
+.PHONY: demo test docs soak check format types pytest install figures clean
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
@@ -28,14 +28,21 @@ $(VENV)/.test-tools: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/bridle demo
 
-check: install
+check: format types
+
+format: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: install
 	$(BIN)/mypy
 
-# Work stealing, because the long tests come last and would wait in one queue.
-test: check
-	$(THREADS) $(BIN)/python -m pytest -n 2 --dist worksteal
+# Types are checked while tests run. Work stealing, because the long tests come last and would wait in one queue.
+test: format
+	$(MAKE) --no-print-directory -j 2 types pytest
+
+pytest: install
+	$(THREADS) $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

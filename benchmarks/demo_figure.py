@@ -1,68 +1,100 @@
-"""Draw the demo's figure and print its table for docs/results.md, from the runs that `bridle demo` wrote.
+"""Draw the demo's figure and print its table for docs/results.md, from what `bridle demo` wrote with several seeds.
 
-make demo && python benchmarks/demo_figure.py [--demo demo] [--out docs/figures]
+    for seed in 0 1 2; do bridle demo --seed $seed --out demo-$seed; done
+    python benchmarks/demo_figure.py --demo demo-0 demo-1 demo-2 [--out docs/figures]
+
+Mean and sample standard deviation over seeds; in brackets the gain of RQ over a row, paired by seed, with half of
+Student's 95 % interval. The figure shows ten labels a class, with the lowest and the highest seed.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean, stdev
 
-from bridle.report.page import probes_by_title, read_run
+from bridle.evaluate.significance import compare
+from bridle.grid.demo import MODALITIES, SHOTS
 from bridle.report.plots import draw_probes
-from bridle.report.runs import RunSummary
+from bridle.report.runs import read_run
 from bridle.report.svg import FONT_SIZE, LIGHT, MARGIN, drawing
-from bridle.report.tables import baselines_of, with_spread
-from bridle.runs.results import Scores
+from bridle.report.tables import baselines_of, models_of
+from bridle.runs.results import Interval, Scores
+
+DRAWN = 10  # labels a class
+Row = dict[int | None, list[float]]  # for each number of labels (None: all) the accuracy of every seed
 
 
-def markdown(runs: list[RunSummary]) -> str:
-    """The demo's table as docs/results.md shows it."""
-    lines = ["| data | features of | probe acc. % | CUR per stage | ECU per stage |", "|---|---|---|---|---|"]
-    shown = set()
-    for run in runs:
-        if run.title not in shown:
-            shown.add(run.title)
-            for words, baseline in baselines_of(run.results):
-                lines.append(f"| {run.title} | {words} | {with_spread(baseline.probe)} | | |")
-        for entry in run.evaluations:
-            cur, ecu = (
-                " ".join(f"{getattr(stage, key):.2f}" for stage in entry.codebooks)
-                for key in ("usage_rate", "effective_usage")
+def rows_of(folders: Sequence[Path], modality: str) -> tuple[str, dict[str, Row]]:
+    """The data's title, and the rows of its table: the baselines, VQ and RQ. Runs that are missing are left out."""
+    title, rows = "", dict[str, Row]()
+    for folder in folders:
+        for method in ("rq", "vq"):  # baselines beside both: those of RQ count
+            if not (folder / f"{modality}-{method}").is_dir():
+                continue
+            run = read_run(folder / f"{modality}-{method}")
+            title = run.title
+            for name, entry in [*(baselines_of(run.results) if method == "rq" else ()), *models_of(run.results)]:
+                scores, row = entry.probe or Scores(), rows.setdefault(name.removesuffix(" iter1"), {})
+                for n in SHOTS:
+                    row.setdefault(n, []).append(scores.few_shot[n].value or 0.0)
+                row.setdefault(None, []).append(scores.main or 0.0)
+    return title, {name: rows[name] for name in sorted(rows, key=lambda name: name == "RQ")}
+
+
+def cell(own: list[float], best: list[float] | None) -> str:
+    """Mean and spread over seeds, and what RQ gains over it on the same seeds."""
+    text = f"{100 * mean(own):.1f}" + (f" ±{100 * stdev(own):.1f}" if len(own) > 1 else "")
+    if best is None:
+        return text
+    return f"{text} ({compare(best[: len(own)], own)})"
+
+
+def markdown(title: str, rows: dict[str, Row]) -> list[str]:
+    """Lines of the table as docs/results.md shows it."""
+    lines = []
+    for name, row in rows.items():
+        seeds = len(row[None])
+        cells = [cell(values, None if name == "RQ" else rows["RQ"][labels]) for labels, values in row.items()]
+        lines.append(f"| {title} | {name}, {seeds} seeds | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(panels: dict[str, dict[str, Row]], path: Path) -> None:
+    """A PNG with one panel per data set."""
+    shown = {
+        title: {
+            f"{name} iter" if name in ("VQ", "RQ") else name: Scores(
+                accuracy=mean(row[DRAWN]), interval=Interval(min(row[DRAWN]), max(row[DRAWN]))
             )
-            flag = " ⚠" if any(verdict.level != "ok" for verdict in entry.verdicts) else ""
-            name = run.results.model_name(entry)
-            lines.append(f"| {run.title} | {name} | {with_spread(entry.probe)} | {cur} | {ecu}{flag} |")
-    return "\n".join(lines)
-
-
-def draw(results: Mapping[str, Mapping[str, Scores]], path: Path) -> None:
-    """A PNG of {data set: {"raw input": scores, "VQ iter 1": …, "RQ iter 2": …}}, one panel per data set."""
-    size = (1.1 + 2.6 * len(results), 0.27 * max(map(len, results.values())) + 1.1)
-    with drawing(size, LIGHT, margin=MARGIN) as figure:
-        axes = figure.subplots(1, len(results), squeeze=False)[0]
-        first = list(next(iter(results.values())))
-        for n, (ax, (title, probes)) in enumerate(zip(axes, results.items(), strict=True)):
+            for name, row in rows.items()
+        }
+        for title, rows in panels.items()
+    }
+    with drawing((1.1 + 2.6 * len(shown), 2.2), LIGHT, margin=MARGIN) as figure:
+        for n, (ax, (title, probes)) in enumerate(zip(figure.subplots(1, len(shown)), shown.items(), strict=True)):
             draw_probes(ax, probes, LIGHT)
-            if n and list(probes) == first:
-                ax.set_yticklabels([""] * len(probes))
+            ax.set_yticklabels([""] * len(probes) if n else [name.removesuffix(" iter") for name in probes])
             ax.set_title(title, loc="left", fontsize=FONT_SIZE + 1.5, fontweight="bold", color=LIGHT["ink"])
         below = {"color": LIGHT["muted"], "fontsize": FONT_SIZE - 0.5}
-        figure.supxlabel("linear probe accuracy in %, with 95 % intervals", **below)
+        figure.supxlabel(f"accuracy in % with {DRAWN} labels a class; lines: lowest and highest seed", **below)
         figure.savefig(path, dpi=200, facecolor=LIGHT["paper"])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--demo", type=Path, default=Path("demo"))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--demo", type=Path, nargs="+", default=[Path("demo")], help="folders of one seed each")
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
     arguments = parser.parse_args()
-    names = [f"{m}-{q}" for m in ("image", "video", "audio") for q in ("vq", "rq")]
-    runs = [read_run(arguments.demo / name) for name in names]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    draw(probes_by_title(runs), arguments.out / "demo.png")
-    print(markdown(runs))
+    every = [rows_of(arguments.demo, modality) for modality in MODALITIES]
+    panels = {title: rows for title, rows in every if "RQ" in rows}
+    draw(panels, arguments.out / "demo.png")
+    heads = [*(f"{n} label{'s' if n > 1 else ''}, %" for n in SHOTS), "all labels, %"]
+    print(f"| data | features of | {' | '.join(heads)} |\n|{'---|' * (len(heads) + 2)}")
+    for title, rows in panels.items():
+        print("\n".join(markdown(title, rows)))
 
 
 if __name__ == "__main__":

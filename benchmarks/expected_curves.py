@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import bridle.config
 from bridle.config import Config, read_config
 from bridle.files import read_lines
+from bridle.runs.reference_curves import FORMAT, IGNORED, changes, method_key, recipe_of
 from bridle.train.algorithm1 import schedule
 from bridle.train.engine import phase_key
-from bridle.train.reference_curves import FORMAT, IGNORED, changes, method_key, recipe_of
 
 POINTS = 8  # per phase
 WINDOW = 30  # steps on either side

@@ -226,24 +226,32 @@ def reencoded_sound(model: bridle.Model, source: Source, index: int, sample: Sam
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:
-    """One line of Markdown per set and row, means ± half of the 95 % interval over seeds."""
+    """One line of Markdown per set and row, means ± half of the 95 % interval over seeds; stages from first to last."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["set"], row["row"]), []).append(row)
-    print("| data | codes | bits a token | PSNR or LSD dB | probe % | mAP % | LM bits (of raw) | steady % | seeds |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    names = "data | codes | bits a token | PSNR or LSD dB | probe % | mAP % | LM bits a token (of raw) | equal codes %"
+    print(f"| {names} | CPU min | seeds |")
+    print("|---" * 10 + "|")
     for (data, name), found in groups.items():
-        lost = [row["psnr"][-1] if row["psnr"][-1] is not None else row["log_spectral_distance"][-1] for row in found]
+        lost = [row["psnr"] if row["psnr"][-1] is not None else row["log_spectral_distance"] for row in found]
         middle = list(found[0]["steady"])[1]
-        kept = [100 * float(np.mean(row["steady"][middle])) for row in found]
+        kept = [[100 * share for share in row["steady"][middle]] for row in found]
         cells = [
-            *(data, name, f"{found[0]['bits_per_token']:g}", spread(lost)),
+            *(data, name, f"{found[0]['bits_per_token']:g}", by_stage(lost)),
             *(spread([row[key] for row in found]) for key in ("probe", "map")),
             f"{spread([row['lm_bits'] for row in found])} ({np.mean([row['lm_share'] for row in found]):.2f})",
-            f"{spread(kept)} ({middle})",
+            f"{by_stage(kept)} ({middle})",
+            f"{np.mean([row['cpu_minutes'] for row in found]):.1f}",
             ", ".join(str(row["seed"]) for row in found),
         ]
         print(f"| {' | '.join(cells)} |")
+
+
+def by_stage(rows: Sequence[Sequence[float]]) -> str:
+    """The means of each stage over seeds, with an interval for the last."""
+    *earlier, last = zip(*rows, strict=True)
+    return " / ".join([*(f"{np.mean(values):.1f}" for values in earlier), spread(last)])
 
 
 def spread(values: Sequence[float]) -> str:

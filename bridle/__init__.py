@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bridle.data.arrays.modality import array_modality
     from bridle.data.modality import Modality, register_modality
     from bridle.evaluate.scorers import register_scorer
+    from bridle.export.auto_model import BridleModel
     from bridle.infer.files import FileCodes, FileFeatures
     from bridle.infer.model import Model, load
     from bridle.infer.read import read_codes, read_features
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from bridle.search.query import Index, open_index
 
 __all__ = [
+    "BridleModel",
     "FileCodes",
     "FileFeatures",
     "Finished",
@@ -71,6 +73,7 @@ _HOME = {
     "Modality": "bridle.data.modality",
     "array_modality": "bridle.data.arrays.modality",
     "Signal": "bridle.data.arrays.decode",
+    "BridleModel": "bridle.export.auto_model",
     "open_index": "bridle.search.query",
     "Index": "bridle.search.query",
 }

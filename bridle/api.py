@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from bridle import distributed
-from bridle.config import Config, is_data, load_config, with_absolute_paths
+from bridle.config import Config, is_data, load_config, with_absolute_paths, with_statistics
 from bridle.console import ProgressLine
 from bridle.data.arrays.memory import (
     Convert,
@@ -21,11 +21,12 @@ from bridle.data.arrays.memory import (
     is_picture,
     is_sound,
     parted,
+    require_indexed,
     understand,
     whole_number,
 )
 from bridle.data.audio.modality import front_end
-from bridle.data.audio.source import Shape, wave_sample
+from bridle.data.audio.source import CENTRE, Shape, random_start, wave_sample
 from bridle.data.build import open_data
 from bridle.data.image.source import fitted
 from bridle.data.inspect.statistics import data_std
@@ -51,13 +52,7 @@ from bridle.runs.results import Results, read_results
 from bridle.runs.results_file import ResultsFile
 from bridle.runs.trackers import open_trackers
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, interleave, require_shares
-from bridle.train.run import (
-    Run,
-    locked_by_first,
-    open_machine,
-    require_same_data,
-    with_statistics,
-)
+from bridle.train.run import Run, locked_by_first, open_machine, require_same_data
 
 
 class Finished(NamedTuple):
@@ -254,14 +249,11 @@ def _one_size(items: Sequence[tuple[int, Any]], size: Sequence[int]) -> bool:
 
 def _first_items(dataset: Dataset[Any]) -> list[tuple[int, Any]]:
     """Those of the first twenty items that can be read, with their places."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise UsageError(
-            "dataset must be indexable and have a length: exact resume needs to know which sample is which."
-        )
-    if len(dataset) == 0:
+    require_indexed(dataset)
+    if len(dataset) == 0:  # type: ignore[arg-type]
         raise UsageError("dataset is empty.")
     problem, found = "", list[tuple[int, Any]]()
-    for index in range(min(len(dataset), 20)):
+    for index in range(min(len(dataset), 20)):  # type: ignore[arg-type]
         try:
             found.append((index, dataset[index]))
         except Exception as error:  # whatever a user's code raises concerns this item only
@@ -280,7 +272,8 @@ def _convert(config: Config) -> Convert:
             return fitted(x, geometry=geometry), None
         if is_sound(x) and geometry.rank == 2 and geometry.channels == 1:
             wave = torch.as_tensor(np.array(x["array"]))
-            return wave_sample(wave, int(x["sampling_rate"]), Shape(geometry, front_end(config)), generator)
+            start_at = CENTRE if generator is None else random_start(generator)
+            return wave_sample(wave, int(x["sampling_rate"]), Shape(geometry, front_end(config)), start_at)
         return None
 
     return convert

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-QUIET_SECONDS = 10.0  # between lines when the output is a file
+PROGRESS_SECONDS = "BRIDLE_PROGRESS_SECONDS"  # in the environment: seconds between lines when the output is a file
+QUIET_SECONDS = 10.0  # the same where the environment says nothing
 REFRESH_SECONDS = 0.1  # between two states of a live line
 ERASE_LINE = "\r\x1b[2K"
 QUIET = "BRIDLE_QUIET"  # in the environment: no progress and no notes
@@ -45,6 +46,7 @@ class ProgressLine:
         shown = is_first_process() and QUIET not in os.environ
         self.stream = stream or (sys.stderr if shown else Silent())
         self.live = self.stream.isatty()
+        self.pause = float(os.environ.get(PROGRESS_SECONDS, QUIET_SECONDS))
         self.last_shown = 0.0
         self.open_line = False
 
@@ -55,7 +57,7 @@ class ProgressLine:
             fitting = text if final or len(text) < width else short[: width - 1]
             self.stream.write(ERASE_LINE + fitting + ("\n" if final else ""))
             self.open_line = not final
-        elif final or time.monotonic() - self.last_shown >= QUIET_SECONDS:
+        elif final or time.monotonic() - self.last_shown >= self.pause:
             self.stream.write(text + "\n")
             self.last_shown = time.monotonic()
         self.stream.flush()

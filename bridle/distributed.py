@@ -31,6 +31,7 @@ ROLL_CALL_SECONDS = 5.0  # how long a rank that lost the others waits to hear wh
 
 Value = TypeVar("Value")
 _groups: dict[str, dist.ProcessGroup] = {}  # "patient", while there is one
+_waits: list[float] = []  # seconds
 _working_alone: list[bool] = []  # not empty while this rank does what is done once
 
 
@@ -105,12 +106,30 @@ def _take_gpu(device: str) -> bool:
 # --- tensors ---------------------------------------------------------------------------------------------------------
 
 
+@contextlib.contextmanager
+def _waiting() -> Iterator[None]:
+    """Count the time inside the block as waiting for other ranks."""
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        _waits.append(time.perf_counter() - began)
+
+
+def waited_seconds() -> float:
+    """Seconds in sums and gathers over ranks since the last call, without the exchange of gradients in the backward."""
+    total = sum(_waits)
+    _waits.clear()
+    return total
+
+
 def sum_over_ranks(x: Tensor) -> Tensor:
     """The sum of `x` over all ranks; a new tensor, the argument is left alone."""
     if not is_active():
         return x
     total = x.clone()
-    dist.all_reduce(total)
+    with _waiting():
+        dist.all_reduce(total)
     return total
 
 
@@ -128,9 +147,10 @@ def gather_rows(x: Tensor, *, patient: bool = False) -> Tensor:
     if not is_active():
         return x
     group = _groups.get("patient") if patient else None
-    counts, padded = _padded(x, group)
-    parts = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(parts, padded, group=group)
+    with _waiting():
+        counts, padded = _padded(x, group)
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded, group=group)
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 

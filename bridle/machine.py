@@ -89,6 +89,13 @@ class Machine:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is not deterministic without it
             torch.use_deterministic_algorithms(True)
 
+    @property
+    def product_rate(self) -> float:
+        """Operations a second of bare matrix products on this device, in the number format of the run."""
+        import torch
+
+        return product_rate(self.device, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+
     def autocast(self) -> torch.autocast:
         """Context in which the networks compute in bf16, where asked for; quantizer and losses stay in float32."""
         import torch
@@ -102,6 +109,28 @@ def usable_cores() -> int:
 
 
 # --- bf16 on CPUs -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def product_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Operations a second of a bare square matrix product, the best of five; on a CPU of all threads, by CPU time."""
+    import torch
+
+    size = 1024 if device.type == "cpu" else 4096
+    a, threads = torch.zeros(size, size, dtype=dtype, device=device), torch.get_num_threads()
+
+    def seconds() -> float:
+        if device.type == "cpu":
+            start = time.process_time()
+            torch.mm(a, a)
+            return (time.process_time() - start) / threads
+        torch.accelerator.synchronize(device)
+        start = time.perf_counter()
+        torch.mm(a, a)
+        torch.accelerator.synchronize(device)
+        return time.perf_counter() - start
+
+    return 2 * size**3 / max(min(seconds() for _ in range(5)), 1e-9)
 
 
 def make_bf16_safe() -> str:

@@ -14,10 +14,8 @@ With P_t trained and P_f frozen parameters, N devices, b rows a device and micro
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from math import prod
 from typing import Any
 
@@ -30,8 +28,9 @@ from bridle.config.training_schema import PhaseConfig
 from bridle.data.build import open_data
 from bridle.data.modality import modality_of
 from bridle.errors import ConfigError, UsageError
+from bridle.machine import product_rate
 from bridle.models.build import Nets, build_nets
-from bridle.models.cost import StepCosts, encoder_step, tokenizer_step
+from bridle.models.cost import Costs, StepCosts, step_costs
 from bridle.train.algorithm1 import Turn, has_later_tokenizer, schedule
 from bridle.train.parallel import blocks
 
@@ -183,31 +182,8 @@ def known_samples(config: Config) -> int | None:
 
 def this_cpu() -> Device:
     """This machine, by the bare float32 product its threads reach in CPU time: as if nobody else were on it."""
-    a, best, threads = torch.zeros(1024, 1024), 0.0, torch.get_num_threads()
-    for _ in range(5):
-        start = time.process_time()
-        torch.mm(a, a)
-        best = max(best, threads * 2 * 1024**3 / max(time.process_time() - start, 1e-9))
-    return Device(f"this CPU, {threads} thread(s)", best, None, "fp32", 0.6)
-
-
-Costs = Callable[[str, bool, int], StepCosts]  # phase, whether it has a later tokenizer, rows
-
-
-def step_costs(config: Config, precision: str) -> Costs:
-    """A function that counts a step of each kind of phase once; of joint training its fullest step."""
-
-    @cache
-    def count(phase: str, later: bool, rows: int) -> StepCosts:
-        if phase == "tokenizer":
-            return tokenizer_step(config, rows=rows, precision=precision)
-        costs = encoder_step(config, rows=rows, later_tokenizer=later, precision=precision)
-        if phase == "encoder":
-            return costs
-        taught = count("tokenizer", later, rows)
-        return StepCosts(costs.parts | {f"taught {part}": cost for part, cost in taught.parts.items()})
-
-    return count
+    name = f"this CPU, {torch.get_num_threads()} thread(s)"
+    return Device(name, product_rate(torch.device("cpu"), torch.float32), None, "fp32", 0.6)
 
 
 def _phase(config: Config, turn: Turn, devices: int, device: Device, samples: int | None, costs: Costs) -> PhasePlan:

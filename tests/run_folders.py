@@ -1,19 +1,21 @@
-"""Run directories written without training: networks with started codebooks as checkpoints at the ends of phases."""
+"""Run directories written without training (networks with started codebooks), and a callback that stops a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from bridle.config import Config
+from bridle.config import Config, with_statistics
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Loader
 from bridle.models.build import Nets, build_nets
 from bridle.runs.checkpoint import publish
 from bridle.runs.folder import RunFolder
-from bridle.train.run import with_statistics
 
 
 def write_run(
@@ -42,3 +44,21 @@ def write_run(
         name = f"p{index:04}-iter{iteration}-{phase}-00000004-end"
         publish(folder / "checkpoints", name, {"model": nets.state()}, state, keep=2)
     return folder
+
+
+class StopAt:
+    """A callback that signals the process when the run logs one of the places (phase, iteration, step)."""
+
+    def __init__(self, *places: tuple[str, int, int], number: int = signal.SIGTERM) -> None:
+        self.places, self.number, self.fired = set(places), number, 0
+
+    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
+
+    def on_metrics(self, row: Mapping[str, Any]) -> None:
+        if (row["phase"], row["iteration"], row["step"]) in self.places:
+            self.fired += 1
+            os.kill(os.getpid(), self.number)
+
+    def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
+
+    def on_end(self) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -44,8 +45,11 @@ class Weigh:
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         if row["step"] == 2:
-            (path,) = (self.folder / "checkpoints").glob(f"p{row['phase_index']:04}-*-00000001")
-            self.found.append(tensor_bytes(path))
+            pattern, deadline = f"p{row['phase_index']:04}-*-00000001", time.monotonic() + 60
+            while not (paths := list((self.folder / "checkpoints").glob(pattern))):  # a thread writes it
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            self.found.append(tensor_bytes(paths[0]))
 
     def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
 

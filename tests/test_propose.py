@@ -130,10 +130,15 @@ def test_what_makes_scores_doubtful_is_said(tmp_path: Path) -> None:
     assert value(found, "quantizer.codes") <= 35 * 32 // 32
 
 
-def test_steps_follow_the_minutes_asked_for(tmp_path: Path) -> None:
+def test_steps_follow_the_minutes_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bridle.propose.measure_step", lambda config: 0.06)  # whatever else this machine does
+    monkeypatch.setattr("bridle.propose.measure_load", lambda source: 0.0)
     survey = survey_data(arrays(tmp_path, (1, 512), count=64))
-    few, more = (propose(survey, minutes=minutes) for minutes in (QUICK, 0.5))
-    assert value(few, "encoder_phase.steps") == 200 < value(more, "encoder_phase.steps") <= 600  # 300 passes of 2 steps
+    few, more, most = (propose(survey, minutes=minutes) for minutes in (QUICK, 0.5, 60.0))
+    steps = [value(found, "encoder_phase.steps") for found in (few, more, most)]
+    assert steps[0] == 200
+    assert 300 <= steps[1] <= 500  # half a minute of 0.06 s steps, less what is spent once
+    assert steps[2] == 600  # 300 passes of 2 steps
     assert warned(few, "more than the 0.01 asked for")
 
 

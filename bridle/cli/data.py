@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,12 @@ from bridle.console import counting, json_output, screen
 from bridle.errors import DataError, UsageError
 from bridle.machine import usable_cores
 
-DataPath = Annotated[Path, typer.Argument(metavar="PATH", help="A data folder or a manifest.")]
+if TYPE_CHECKING:
+    from bridle.data.inspect.check import Report
+
+DataPath = Annotated[
+    str, typer.Argument(metavar="PATH", help="A data folder, a manifest, or an address of one (s3://…, hf://…).")
+]
 Workers = Annotated[int | None, typer.Option(min=0, help="Processes; default: all cores.")]
 
 
@@ -25,7 +30,8 @@ def processes(workers: int | None) -> int:
 @data_app.command("check")
 def data_check(
     path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A folder of media files, a manifest, one file, or shards.")
+        str,
+        typer.Argument(metavar="PATH", help="A folder of media files, a manifest, one file, shards, or an address."),
     ],
     out: Annotated[Path | None, typer.Option(help="Also write every finding to this JSONL file.")] = None,
     kind: Annotated[
@@ -42,24 +48,40 @@ def data_check(
 ) -> None:
     """Decode every file and list those that are damaged, empty, silent, clipped, too short or unusual.
 
-    For tar shards, checksums are verified.
+    Of tar shards that `bridle data shard` wrote, checksums are verified instead.
 
     Example:  bridle data check recordings/ --out findings.jsonl
     """
     from bridle.data.inspect.check import check_folder, write_good
-    from bridle.data.listing.layouts import tell_layout
-    from bridle.report.data_tables import check_lines, findings_table
+    from bridle.data.listing.address import local_path
+    from bridle.data.listing.layouts import holds_shards
 
-    if path.is_dir() and tell_layout(path) == "shards":
+    folder = local_path(path)
+    if holds_shards(folder):
         if write_manifest is not None:
             raise UsageError("--write-manifest: files inside shards cannot be listed; check the folder they are of.")
-        show_shard_check(path, out=out, workers=processes(workers), strict=strict)
-        return
+        if show_shard_check(folder, path, out=out, workers=processes(workers), strict=strict):
+            return
     count = processes(workers)
     with counting("checked", "files") as tell:
         report = check_folder(
-            path, kind=kind, rate=rate, shortest=shortest, frames=frames, workers=count, out=out, tell=tell
+            folder, kind=kind, rate=rate, shortest=shortest, frames=frames, workers=count, out=out, tell=tell
         )
+    show_check(report)
+    if out is not None:
+        typer.echo(f"wrote {out}")
+    if write_manifest is not None:
+        typer.echo(f"wrote {write_manifest}: {write_good(folder, report, write_manifest):,} usable files")
+    if len(report.paths) > 1:
+        typer.echo(f"Next:  bridle data stats {shlex.quote(path)}")
+    if strict and report.unusable:
+        raise typer.Exit(DataError.exit_code)
+
+
+def show_check(report: Report) -> None:
+    """Print what a check has found."""
+    from bridle.report.data_tables import check_lines, findings_table
+
     counts = {"files": len(report.paths), "unusable": len(report.unusable), "flagged": len(report.flagged)}
     json_output.result("data check", **counts, findings=dict(report.findings), kinds=dict(report.files))
     if (table := findings_table(report)) is not None:
@@ -67,14 +89,6 @@ def data_check(
         typer.echo()
     for line in check_lines(report):
         typer.echo(line)
-    if out is not None:
-        typer.echo(f"wrote {out}")
-    if write_manifest is not None:
-        typer.echo(f"wrote {write_manifest}: {write_good(path, report, write_manifest):,} usable files")
-    if len(report.paths) > 1:
-        typer.echo(f"Next:  bridle data stats {shlex.quote(str(path))}")
-    if strict and report.unusable:
-        raise typer.Exit(DataError.exit_code)
 
 
 @data_app.command("stats")
@@ -91,12 +105,15 @@ def data_stats(
     """
     from bridle.config import load_config
     from bridle.data.inspect.statistics import guess_modality, measure_data, own_settings
+    from bridle.data.listing.address import is_pattern, local_path
     from bridle.report.data_tables import availability_table, statistics_lines
 
-    modality = None if recipe else guess_modality(path)
+    folder = local_path(path)
+    modality = None if recipe else guess_modality(folder)
     name = modality.own_recipe[0] if modality else str(recipe)
-    settings = own_settings(path, modality) if modality else []
-    settings += [*(overrides or []), f"data.manifest={path}" if path.is_file() else f"data.root={path}"]
+    settings = own_settings(folder, modality) if modality else []
+    is_list = folder.is_file() and not is_pattern(folder)
+    settings += [*(overrides or []), f"data.manifest={path}" if is_list else f"data.root={path}"]
     config = load_config(name, settings)
     with counting("measured", "items") as tell:
         found = measure_data(config, limit=limit, workers=processes(workers), tell=tell)
@@ -110,13 +127,13 @@ def data_stats(
     typer.echo(f"Next:  {shlex.join(command)}")
 
 
-def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool) -> None:
-    """`data check` for a folder of shards."""
+def show_shard_check(folder: Path, path: str, *, out: Path | None, workers: int, strict: bool) -> bool:
+    """`data check` for a folder of shards that was given as `path`; False if their samples are still to be decoded."""
     from bridle.data.shards.verify import check_shards
     from bridle.files import json_line
 
     with counting("checked", "shards") as tell:
-        found = check_shards(path, workers=workers, tell=tell)
+        found = check_shards(folder, workers=workers, tell=tell)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
     for fault in found.faults:
@@ -124,6 +141,8 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
     typer.echo(f"shards    {found.shards:,} ({found.samples:,} samples)")
     sound = "checksums and index agree" if found.verified else "headers are valid (no checksums: no shards.json)"
     typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else sound}")
+    if not found.verified and not found.faults:
+        return False
     if out is not None:
         lines = [json_line({"path": one.path, "finding": "damaged", "detail": one.detail}) for one in found.faults]
         summary = {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}
@@ -134,7 +153,8 @@ def show_shard_check(path: Path, *, out: Path | None, workers: int, strict: bool
         if strict:
             raise typer.Exit(DataError.exit_code)
     else:
-        typer.echo(f"Next:  bridle data stats {shlex.quote(str(path))}")
+        typer.echo(f"Next:  bridle data stats {shlex.quote(path)}")
+    return True
 
 
 @data_app.command("shard")
@@ -151,9 +171,10 @@ def data_shard(
 
     Example:  bridle data shard photos/ --out photo-shards --shard-mb 64
     """
+    from bridle.data.listing.address import local_path
     from bridle.data.shards.writer import SKIPPED, files_to_shard, write_shards
 
-    todo = files_to_shard(path, source=source)
+    todo = files_to_shard(local_path(path), source=source)
     for note in todo.found.notes:
         typer.echo(f"note: {note}", err=True)
     with counting("wrote", "samples") as tell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,8 +15,11 @@ Iteration = Annotated[int | None, typer.Option(min=1, help="The model after this
 Onnx = Annotated[bool, typer.Option("--onnx", help="Also write encoder.onnx and tokenizer.onnx, compared with torch.")]
 Program = Annotated[bool, typer.Option("--program", help="Also write encoder.pt2 and tokenizer.pt2 (torch.export).")]
 Waveform = Annotated[bool, typer.Option("--waveform", help="Graphs take a waveform in place of log-mel features.")]
+Auto = Annotated[bool, typer.Option("--transformers", help="Also what AutoModel.from_pretrained needs to load it.")]
 Half = Annotated[bool, typer.Option("--half", help="Weights in float16: half the size; codebooks stay float32.")]
 Licence = Annotated[str | None, typer.Option("--data-licence", help="The licence of the data, for the model card.")]
+Web = Annotated[bool, typer.Option("--web", help="Also a static page that shows codes of files: index.html.")]
+Runtime = Annotated[Path | None, typer.Option(help="onnxruntime-web for --web: a folder, or `npm pack`'s archive.")]
 Folder = Annotated[Path, typer.Option("--out", help="The folder to write.")]
 
 
@@ -28,6 +32,9 @@ def export(
     program: Program = False,
     waveform: Waveform = False,
     half: Half = False,
+    transformers: Auto = False,
+    web: Web = False,
+    runtime: Runtime = None,
     data_licence: Licence = None,
     overwrite: Overwrite = False,
 ) -> None:
@@ -40,11 +47,14 @@ def export(
 
     model = load(run, iteration=iteration, device="cpu")
     licensed = model.trained(data_licence=data_licence)
-    written = export_model(licensed, out, onnx=onnx, program=program, waveform=waveform, half=half, overwrite=overwrite)
+    write = partial(export_model, licensed, out, onnx=onnx, program=program, waveform=waveform)
+    written = write(half=half, overwrite=overwrite, auto=transformers, web=web, runtime=runtime)
     json_output.result("export", path=out, files=list(written))
     typer.echo(f"wrote {out}: {', '.join(written)}")
     if data_licence is None and model.facts.data_licence is None:
         typer.echo(f"The licence of the data is not stated: give --data-licence, or edit {out / 'README.md'}.")
+    if web:
+        typer.echo(f"Page:  python -m http.server --bind 127.0.0.1 --directory {out}   ·   open http://127.0.0.1:8000")
     typer.echo(f"Next:  bridle embed {out} FILES --out features.npz   ·   in Python, bridle.load({str(out)!r})")
 
 

@@ -152,7 +152,9 @@ def detokenizer(
     result = detokenizer_run(results_folder(run), overrides or [], iteration=iteration)
     if not is_first_process():
         return
-    screen().print(reconstruction_table(read_reconstruction(result, Reconstruction)))
+    found = read_reconstruction(result, Reconstruction)
+    json_output.result("detokenizer", found, path=result)
+    screen().print(reconstruction_table(found))
     typer.echo(f"wrote {result}")
     typer.echo(
         f"Next:  bridle tokenize {run} INPUT --out codes.npz   ·   bridle detokenize {run} codes.npz --out decoded"

@@ -8,6 +8,7 @@ from bridle.config.load import (
     read_config,
     recipe_names,
     with_absolute_paths,
+    with_statistics,
 )
 from bridle.config.schema import Config
 
@@ -20,4 +21,5 @@ __all__ = [
     "read_config",
     "recipe_names",
     "with_absolute_paths",
+    "with_statistics",
 ]

@@ -26,6 +26,8 @@ class SourceEntry(NamedTuple):
 SOURCES: dict[str, SourceEntry] = {
     "digits": SourceEntry("bridle.data.embedded.modality"),
     "moving-digits": SourceEntry("bridle.data.embedded.modality"),
+    "patterns": SourceEntry("bridle.data.embedded.modality"),
+    "moving-patterns": SourceEntry("bridle.data.embedded.modality"),
     "sounds": SourceEntry("bridle.data.embedded.modality"),
     "video": SourceEntry("bridle.data.video.modality", section="video"),
     "images": SourceEntry("bridle.data.image.modality"),
@@ -43,6 +45,8 @@ class DataConfig(Section):
     manifest: str | None = None  # CSV, TSV or JSONL: path, optional start, end, label or labels, split, fold
     layout: Literal["auto", "folders", "lists", "shards", "esc50", "audioset"] = "auto"  # auto: by what root holds
     segments: tuple[str, ...] | None = None  # audioset: which segment lists make up train; None: all but eval
+    # Hugging Face datasets: [input, label], or only [input]; None: by their types and names.
+    columns: Annotated[tuple[str, ...], Field(min_length=1, max_length=2)] | None = None
     test_fold: Natural | None = None  # data with folds: hold this one out; None pretrains on all, scores over folds
     mean: tuple[float, ...] | None = None  # per channel; None: measured at first use and written to the run's config
     std: tuple[Above0, ...] | None = None

@@ -129,12 +129,18 @@ def with_absolute_paths(config: Config) -> Config:
     """The config with paths that mean the same from any folder."""
 
     def absolute(section: BaseModel, *keys: str) -> dict[str, str]:
-        given = {key: getattr(section, key) for key in keys}
-        return {key: str(FilePath(path).expanduser().absolute()) for key, path in given.items() if path is not None}
+        given = {key: path for key in keys if (path := getattr(section, key)) is not None and "://" not in path}
+        return {key: str(FilePath(path).expanduser().absolute()) for key, path in given.items()}
 
     data = config.data.model_copy(update=absolute(config.data, "root", "manifest"))
     encoder = config.encoder.model_copy(update=absolute(config.encoder, "weights"))
     return config.model_copy(update={"data": data, "encoder": encoder})
+
+
+def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float]) -> Config:
+    """The config with normalisation written in."""
+    data = config.data.model_copy(update={"mean": tuple(mean), "std": tuple(std)})
+    return config.model_copy(update={"data": data})
 
 
 def check(table: Table, name: str) -> Config:

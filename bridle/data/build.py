@@ -33,6 +33,7 @@ def open_data(config: Config) -> Splits:
         extensions=modality.extensions,
         test_fold=data.test_fold,
         segments=data.segments,
+        columns=data.columns,
     )
     return modality.open_files(config, found)
 

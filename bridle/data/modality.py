@@ -11,7 +11,6 @@ import importlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from bridle.config import Config
@@ -46,11 +45,21 @@ class VitInput(NamedTuple):
 class FrontEnd(Protocol):
     """A torch module that turns a waveform (B, N) into an input without its channel, (B, *input)."""
 
+    sample_rate: int
+
     def samples(self, frames: int) -> int:
         """N for this many frames."""
         ...
 
     def __call__(self, waveform: Tensor, /) -> Tensor: ...
+
+
+class PictureFrontEnd(Protocol):
+    """A torch module that turns grey pictures (B, *size) in 0 … 1 into inputs without their channel, (B, *input)."""
+
+    size: tuple[int, int]
+
+    def __call__(self, pixels: Tensor, /) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +82,14 @@ class Modality:
     # The same files at a geometry that is good to look at; None: as the model sees them.
     open_preview: Callable[[Geometry], Reader] | None = None
     # Decode one file and say what is wrong with it; may raise anything for a damaged file.
-    check_file: Callable[[Path, CheckOptions], Facts] | None = None
+    check_file: Callable[[Location, CheckOptions], Facts] | None = None
     # (config, file, first second, seconds) -> what can be heard there
     read_sound: Callable[[Config, Location, float, float], Sound] | None = None
 
     # What makes an input of a waveform, as a module that an exported graph can hold.
     open_front_end: Callable[[Config], FrontEnd] | None = None
+    # The same for pictures that the model does not see as they are.
+    open_picture_front_end: Callable[[Config], PictureFrontEnd] | None = None
 
     drawing: Drawing | None = None  # how a sample is drawn; None: by its number of axes
     can_be_padded: bool = False  # may a file end before the model's input is full

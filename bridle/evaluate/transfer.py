@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bridle import distributed
-from bridle.config import Config, differences, load_config, with_absolute_paths
+from bridle.config import Config, differences, load_config, with_absolute_paths, with_statistics
 from bridle.config.data_schema import SOURCES
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
@@ -22,7 +22,6 @@ from bridle.data.loading.moments import measure
 from bridle.data.modality import modality_of, settings_of
 from bridle.errors import ConfigError
 from bridle.models.encoder import Encoder
-from bridle.train.run import with_statistics
 
 # What belongs to the networks and how they were trained.
 OF_THE_RUN = (

@@ -53,7 +53,7 @@ def judge_results(results: Results, config: Config | None = None) -> Verdict | N
     if not found:
         return None
     level = _level(found)
-    text = f"{results.model_name(last)} {_sentence(found)}."
+    text = f"{results.model_name(last)} {sentence(found)}."
     tips = () if level == "ok" or config is None or last.finetune is not None else tuple(advice(config, last, results))
     return Verdict(level, text, tips)
 
@@ -91,7 +91,8 @@ def _level(found: Sequence[Comparison]) -> Literal["ok", "warn", "bad"]:
     return "ok" if all(one.change.is_clear for one in found) else "warn"
 
 
-def _sentence(found: Sequence[Comparison]) -> str:
+def sentence(found: Sequence[Comparison]) -> str:
+    """What beats what, for each number of labels."""
     parts = []
     for shots in dict.fromkeys(one.shots for one in found):
         mine = [one for one in found if one.shots == shots]

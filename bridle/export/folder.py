@@ -6,6 +6,7 @@
     README.md           the model card; not in the manifest, because people are meant to edit it
     detokenizer/iterR/  where one is trained: config, errors and its checkpoint, which has a manifest of its own
     *.onnx, *.pt2       graphs, where asked for
+    modeling_bridle.py  and a processor's config, where asked for: for transformers, see auto_files
     manifest.json       size and SHA-256 of the others: `files` are checked on loading, `graphs` can be left out
 
 It is read like a checkpoint that holds only some of a run's networks (`parts`), so a command that takes a run also
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from bridle.config import Config, dump_config
 from bridle.errors import CheckpointError, NonFiniteError, UsageError, quoted
+from bridle.export.auto_files import auto_settings, write_auto_files
 from bridle.export.card import model_card
 from bridle.export.load import FORMAT, Trained
 from bridle.files import fingerprint, replacing_folder, write_json
@@ -57,13 +59,14 @@ def write_folder(
     half: bool = False,
     overwrite: bool = False,
     graph_writers: Sequence[WriteGraphs] = (),
+    auto: bool = False,
 ) -> Trained:
-    """Write the folder `out`; returns the model as the folder holds it."""
+    """Write the folder `out`, with `auto` also for transformers; returns the model as the folder holds it."""
     require_free(out, overwrite=overwrite)
     trained = as_stored(trained, half=half)
     try:
         with replacing_folder(out, unique=True) as temporary:
-            trained = _fill(temporary, trained, half=half, graph_writers=graph_writers)
+            trained = _fill(temporary, trained, half=half, graph_writers=graph_writers, auto=auto)
     except OSError as error:
         raise CheckpointError(
             f"{quoted(out)} could not be written ({error.strerror or error}); nothing is left of it. Free some space "
@@ -72,7 +75,9 @@ def write_folder(
     return trained
 
 
-def _fill(temporary: Path, trained: Trained, *, half: bool, graph_writers: Sequence[WriteGraphs]) -> Trained:
+def _fill(
+    temporary: Path, trained: Trained, *, half: bool, graph_writers: Sequence[WriteGraphs], auto: bool
+) -> Trained:
     """Write all files of the folder, the manifest last."""
     tensors = {
         name: (value.half() if half and _is_halved(name, value) else value).detach().contiguous()
@@ -85,7 +90,9 @@ def _fill(temporary: Path, trained: Trained, *, half: bool, graph_writers: Seque
     for write in graph_writers:
         graphs |= write(temporary)
     trained = trained._replace(facts=trained.facts._replace(graphs=graphs))
-    write_json(temporary / EXPORTED, description(trained))
+    if auto:
+        write_auto_files(temporary, trained.config)
+    write_json(temporary / EXPORTED, description(trained) | (auto_settings(trained.config) if auto else {}))
     (temporary / CARD).write_text(model_card(trained), encoding="utf-8")
     if trained.detokenizer is not None:
         copy_detokenizer(RunFolder(trained.detokenizer), RunFolder(temporary).detokenizer(trained.facts.iteration).path)

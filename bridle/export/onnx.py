@@ -2,6 +2,7 @@
 
     encoder     x (B, C, *input), valid (B, T)  ->  features (B, T, D)
     tokenizer   x (B, C, *input), valid (B, T)  ->  codes (B, T, M) int64
+    frontend    waveform (B, N) or pixels (B, H, W)  ->  x, for the page of `web`
 
 A graph computes what `model.encode` or `model.tokenize` computes, for any batch. x is in the units of the data;
 (x − mean) / std is part of the graph. `valid` (False on padding) is an input where files may be shorter than the
@@ -15,6 +16,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -22,10 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from bridle.console import ProgressLine
-from bridle.data.modality import FrontEnd, modality_of
+from bridle.data.modality import FrontEnd, PictureFrontEnd, modality_of
 from bridle.errors import BridleError, UsageError, first_line, quoted
+from bridle.export.auto_files import AUTO_FILES
 from bridle.export.folder import CARD, LOADED, GraphNote, WriteGraphs, as_stored, require_free, write_folder
 from bridle.export.load import Trained
+from bridle.export.web import PAGE, RUNTIME, find_runtime, page_input, write_page
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
 from bridle.seeding import generator
@@ -48,20 +52,26 @@ def export_model(
     waveform: bool = False,
     half: bool = False,
     overwrite: bool = False,
+    auto: bool = False,
+    web: bool = False,
+    runtime: Path | None = None,
     progress: ProgressLine | None = None,
 ) -> list[str]:
     """Write a model as a folder with the graphs that were asked for; returns the names of its files.
 
-    With `waveform` the graphs begin with the log-mel front end.
+    With `waveform` the graphs begin with the log-mel front end. With `auto` transformers can load the folder. With
+    `web` it is a web page with onnxruntime-web from `runtime`, see `web`.
     """
     require_free(out, overwrite=overwrite)  # before minutes are spent on graphs
-    saving: dict[str, Callable[[Graph, Path], Run | None]] = {}
-    if onnx:
-        try:
-            import onnx as _onnx  # noqa: F401
-            import onnxscript  # noqa: F401
-        except ImportError:
-            raise UsageError(f"--onnx needs the packages onnx and onnxscript; install them with {INSTALL}") from None
+    if web and waveform:
+        raise UsageError("--web writes the front end as a graph of its own; leave out --waveform.")
+    if runtime is not None and not web:
+        raise UsageError("--runtime is for the page: give --web with it.")
+    shown = page_input(trained) if web else None
+    found = find_runtime(runtime) if web else None
+    saving: dict[str, Callable[[Traced, Path], Run | None]] = {}
+    if onnx or web:
+        require_onnx()
         saving[".onnx"] = save_onnx
     if program:
         saving[".pt2"] = save_program
@@ -70,13 +80,58 @@ def export_model(
     if waveform and modality_of(trained.config).open_front_end is None:
         raise UsageError(f"--waveform: this model reads {modality_of(trained.config).items}, which have no waveform.")
     stored = as_stored(trained, half=half)
-    writers = [graph_writer(graphs_of(stored, waveform=waveform), suffix, save, progress or ProgressLine())
-               for suffix, save in saving.items()]  # fmt: skip
-    written = write_folder(out, stored, half=half, overwrite=overwrite, graph_writers=writers)
-    return [*LOADED, CARD, *written.facts.graphs]
+    line = progress or ProgressLine()
+    graphs = graphs_of(stored, waveform=waveform)
+    writers = [graph_writer(graphs, suffix, save, line) for suffix, save in saving.items()]
+    if shown is not None and found is not None:
+        front = front_graph(stored)
+        writers += [graph_writer([front], ".onnx", save_onnx, line)] if front is not None else []
+        inputs = {graph.name: graph.inputs for graph in [*graphs, *([front] if front is not None else [])]}
+        writers.append(partial(write_page, trained=stored, shown=shown, inputs=inputs, runtime=found))
+    written = write_folder(out, stored, half=half, overwrite=overwrite, graph_writers=writers, auto=auto)
+    page = (PAGE, *RUNTIME) if web else ()
+    return [*LOADED, CARD, *written.facts.graphs, *(AUTO_FILES if auto else ()), *page]
 
 
-class Graph(nn.Module):
+def require_onnx() -> None:
+    """UsageError unless the packages that write ONNX files are installed."""
+    try:
+        import onnx as _onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise UsageError(f"--onnx needs the packages onnx and onnxscript; install them with {INSTALL}") from None
+
+
+class Traced(nn.Module):
+    """What can be written as a graph: the names of what goes in and out, and examples of what goes in."""
+
+    name: str
+    inputs: tuple[str, ...]
+    output: str
+
+    def examples(self, batch: int) -> tuple[Tensor, ...]:
+        """Inputs of `batch` rows."""
+        raise NotImplementedError
+
+
+class FrontGraph(Traced):
+    """A front end alone: (B, *shape) -> x (B, 1, *input)."""
+
+    name, output = "frontend", "x"
+
+    def __init__(self, front: FrontEnd | PictureFrontEnd, given: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.front, self.inputs, self.shape = front, (given,), shape
+
+    def forward(self, given: Tensor) -> Tensor:
+        return self.front(given)[:, None]
+
+    def examples(self, batch: int) -> tuple[Tensor, ...]:
+        """Noise in 0 … 1, which is loud as a waveform."""
+        return (torch.rand(batch, *self.shape, generator=generator("graphs", self.name, batch)),)
+
+
+class Graph(Traced):
     """Front end, normalisation and encoder or tokenizer, ready to be traced, with the names of what goes in and out."""
 
     mean: Tensor
@@ -127,8 +182,20 @@ def graphs_of(trained: Trained, *, waveform: bool = False) -> list[Graph]:
     return [graph.eval() for graph in graphs]
 
 
+def front_graph(trained: Trained) -> FrontGraph | None:
+    """What makes inputs of waveforms or pictures; None where the model sees what is given."""
+    modality, config = modality_of(trained.config), trained.config
+    if modality.open_front_end is not None:
+        sound = modality.open_front_end(config)
+        return FrontGraph(sound, "waveform", (sound.samples(config.geometry.input[0]),))
+    if modality.open_picture_front_end is not None:
+        picture = modality.open_picture_front_end(config)
+        return FrontGraph(picture, "pixels", picture.size)
+    return None
+
+
 def graph_writer(
-    graphs: Sequence[Graph], suffix: str, save: Callable[[Graph, Path], Run | None], progress: ProgressLine
+    graphs: Sequence[Traced], suffix: str, save: Callable[[Traced, Path], Run | None], progress: ProgressLine
 ) -> WriteGraphs:
     """A function that writes the graphs of a model to a folder and says how each was checked."""
 
@@ -148,7 +215,7 @@ def graph_writer(
     return write
 
 
-def save_onnx(graph: Graph, path: Path) -> Run | None:
+def save_onnx(graph: Traced, path: Path) -> Run | None:
     """Write an ONNX file; returns it as run by onnxruntime, if that is installed."""
     program = torch.onnx.export(
         graph,
@@ -177,7 +244,7 @@ def save_onnx(graph: Graph, path: Path) -> Run | None:
     return run
 
 
-def save_program(graph: Graph, path: Path) -> Run:
+def save_program(graph: Traced, path: Path) -> Run:
     """Write a torch.export program; returns it as read back."""
     dynamic = tuple({0: torch.export.Dim("batch")} for _ in graph.inputs)
     program = torch.export.export(graph, graph.examples(TRACED), dynamic_shapes=dynamic, strict=False)
@@ -186,7 +253,7 @@ def save_program(graph: Graph, path: Path) -> Run:
     return lambda inputs: again(*inputs)
 
 
-def compare(graph: Graph, run: Run) -> str:
+def compare(graph: Traced, run: Run) -> str:
     """How far `run(inputs)` agrees with torch over the real tokens, in words; UsageError where it does not.
 
     Features may differ by FEATURES_WITHIN; at least the share CODES_EQUAL of the codes must be equal.
@@ -200,19 +267,19 @@ def compare(graph: Graph, run: Run) -> str:
         differences.append(float((mine - other).abs()[real].max()))
         equal.append(float((mine == other)[real].double().mean()))
     batches = " and ".join(map(str, BATCHES))
-    if graph.output == "features":
+    if graph.output != "codes":
         if max(differences) > FEATURES_WITHIN:
             raise UsageError(
-                f"the exported encoder differs from torch by {max(differences):.1e}; nothing was exported."
+                f"the exported {graph.name} differs from torch by {max(differences):.1e}; nothing was exported."
             )
-        return f"features within {max(differences):.1e} of torch, batches of {batches}"
+        return f"{graph.output} within {max(differences):.1e} of torch, batches of {batches}"
     if min(equal) < CODES_EQUAL:
         raise UsageError(f"only {100 * min(equal):.2f} % of the exported tokenizer's codes are torch's; not exported.")
     return f"{100 * min(equal):g} % of codes equal to torch's, batches of {batches}"
 
 
 @contextmanager
-def _one_line_errors(path: Path, graph: Graph) -> Iterator[None]:
+def _one_line_errors(path: Path, graph: Traced) -> Iterator[None]:
     """Errors of the exporters as one line: they are of every type."""
     try:
         yield

@@ -20,11 +20,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, NamedTuple
 
+from bridle.console import PROGRESS_SECONDS
 from bridle.errors import BridleError, Interrupted
 from bridle.machine import StopRequest, children_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+Tell = Callable[[str, str], None]  # takes the name of a command and a line of its output
 
 POLL = 0.2  # seconds between two looks at the processes
 PR_SET_PDEATHSIG = 1  # of prctl(2)
@@ -44,10 +47,12 @@ def run_beside(
     jobs: int,
     console: Console,
     spent: Callable[[str, float], None] | None = None,
+    tell: Tell | None = None,
 ) -> None:
     """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them.
 
     `spent` is called with the name and the CPU seconds (its children's included) of every command that has ended.
+    `tell` is called with the name and every line of output, which is then not printed.
     """
     waiting, running = dict(commands), dict[str, Started]()
     with StopRequest().listening() as stop:
@@ -56,7 +61,7 @@ def run_beside(
                 stop.leave("what is finished is kept.")
                 while waiting and len(running) < jobs:
                     name = next(iter(waiting))
-                    running[name] = start(name, waiting.pop(name), console)
+                    running[name] = start(name, waiting.pop(name), console, tell)
                 for name in list(running):
                     before = children_seconds()
                     if running[name].process.poll() is not None:
@@ -76,19 +81,25 @@ def run_beside(
                 started.reader.join()
 
 
-def start(name: str, arguments: Sequence[str], console: Console) -> Started:
-    """Start `bridle ARGUMENTS…` as a child that ends with this process."""
-    console.print(f"$ bridle {' '.join(arguments)}", soft_wrap=True, markup=False)
+def start(name: str, arguments: Sequence[str], console: Console, tell: Tell | None = None) -> Started:
+    """Start `bridle ARGUMENTS…` as a child that ends with this process; with `tell` its progress comes every second."""
+    command, environment = f"$ bridle {' '.join(arguments)}", dict(os.environ)
+    if tell is None:
+        console.print(command, soft_wrap=True, markup=False)
+    else:
+        tell(name, command)
+        environment[PROGRESS_SECONDS] = "1"
     process = subprocess.Popen(
         [sys.executable, "-m", "bridle.grid.subprocesses", str(os.getpid()), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         encoding="utf-8",
+        env=environment,
         errors="replace",  # C libraries print names as they are; a reader that stops would block the command
     )
     said: list[str] = []
-    reader = threading.Thread(target=relay, args=(process.stderr, name, said, console), daemon=True)
+    reader = threading.Thread(target=relay, args=(process.stderr, name, said, console, tell), daemon=True)
     reader.start()
     return Started(process, reader, said)
 
@@ -111,11 +122,14 @@ def finish(name: str, started: Started) -> None:
         raise error
 
 
-def relay(stream: IO[str] | None, name: str, kept: list[str], console: Console) -> None:
-    """Print each line under the command's name, and keep it."""
+def relay(stream: IO[str] | None, name: str, kept: list[str], console: Console, tell: Tell | None) -> None:
+    """Print each line under the command's name, or tell it, and keep it."""
     for line in stream or ():
         kept.append(line.rstrip())
-        console.print(f"{name}  {line.rstrip()}", soft_wrap=True, markup=False)
+        if tell is None:
+            console.print(f"{name}  {line.rstrip()}", soft_wrap=True, markup=False)
+        else:
+            tell(name, line.rstrip())
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.errors import DataError, UsageError, quoted
+from bridle.evaluate.reconstruction.media import FRAME_RATE, ClipFormat, Media, media_writer
 from bridle.files import replacing
 from bridle.geometry import Geometry
-from bridle.infer.media import FRAME_RATE, ClipFormat, Media, media_writer
 from bridle.infer.model import Model, load
 from bridle.infer.read import CodesFile
 

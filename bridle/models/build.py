@@ -22,6 +22,7 @@ from bridle.models.detokenizer import Detokenizer
 from bridle.models.encoder import Encoder
 from bridle.models.estimator import Estimator
 from bridle.models.tokenizer import (
+    KINDS,
     ColdStartTokenizer,
     FeatureTokenizer,
     Tokenizer,
@@ -241,3 +242,4 @@ def _initialise(module: nn.Module, config: Config, iteration: int, part: str) ->
 register_tokenizer("projection", build_cold_start)
 register_tokenizer("features", build_feature_tokenizer)
 register_tokenizer("vit", build_vit_tokenizer, is_trained=True)
+BUILT_IN_TOKENIZERS = frozenset(KINDS)

@@ -15,6 +15,7 @@ and for a block of a cross decoder: forward = 2·H·(2 + 2r)·D² + 2·V·2·D²
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -125,6 +126,25 @@ def tokenizer_step(config: Config, *, rows: int = 1, precision: str = "fp32") ->
         z_hat, parts["estimator"] = count(lambda: estimator(z_tilde), estimator.parameters())
         _, parts["loss"] = count(lambda: cosine_loss(z_hat, estimator.target(z)))
     return StepCosts(parts)
+
+
+Costs = Callable[[str, bool, int], StepCosts]  # phase, whether it has a later tokenizer, rows
+
+
+def step_costs(config: Config, precision: str) -> Costs:
+    """A function that counts a step of each kind of phase once; of joint training its fullest step."""
+
+    @cache
+    def count(phase: str, later: bool, rows: int) -> StepCosts:
+        if phase == "tokenizer":
+            return tokenizer_step(config, rows=rows, precision=precision)
+        costs = encoder_step(config, rows=rows, later_tokenizer=later, precision=precision)
+        if phase == "encoder":
+            return costs
+        taught = count("tokenizer", later, rows)
+        return StepCosts(costs.parts | {f"taught {part}": cost for part, cost in taught.parts.items()})
+
+    return count
 
 
 class Counter:

@@ -72,14 +72,16 @@ class Decoder:
     def alone(self, code: int, m: int, earlier: Tensor) -> CodeAlone:
         """Code `code` of stage m (from 0) at every token, on top of the mean vector of the `earlier` stages (Dq,).
 
-        The picture is the patch in the middle; of later stages it shows the change against the earlier ones on grey.
+        The picture is the patch in the middle; of later stages it shows the change against the earlier ones, stretched
+        to the whole range of values.
         """
         vector = self.codec.tokenizer.quantizer.code_vectors()[m][code]
         x = self._decoded(earlier + vector, m + 1)
         shown = x
         if m > 0:
             low, high = self.canvas.limits
-            shown = (low + high) / 2 + x - self._decoded(earlier, m)
+            change = x - self._decoded(earlier, m)
+            shown = (low + high) / 2 + change * (high - low) / (2 * change.abs().max().clamp_min(1e-9))
         box = self.canvas.boxes[middle_token(self.codec.geometry)]
         picture = data_uri(self.canvas.draw(shown)[box], longest=PICTURE)
         return CodeAlone(picture, self._sound(x[:, :CODE_FRAMES], CODE_BYTES) if self.front is not None else "")

@@ -17,8 +17,8 @@ MEASURES = {
     "ssim": "SSIM",
     "feature_distance": "features, LSD dB",
     "log_spectral_distance": "sound, LSD dB",
-    "si_sdr": "SI-SDR dB",
 }
+BESIDE = 15.0  # dB shown above and below the codes
 UNITS = {"bits per pixel": "bits a pixel", "bits per second": "kbit a second", "bits per value": "bits a value"}
 
 
@@ -98,6 +98,11 @@ def rate_table(found: RateDistortion) -> Table:
     return table
 
 
+def shown_range(codes: Sequence[float], whole: tuple[float, float]) -> tuple[float, float]:
+    """Limits of the axis: a codec that loses nothing (PSNR 120) must not press the codes into a line."""
+    return max(whole[0], min(codes) - BESIDE), min(whole[1], max(codes) + BESIDE)
+
+
 def rate_curves(found: Sequence[tuple[str, RateDistortion]]) -> Plot | None:
     """PSNR, or log-spectral distance of the sound, by rate: of the codes and of known codecs."""
     first = found[0][1]
@@ -120,9 +125,10 @@ def rate_curves(found: Sequence[tuple[str, RateDistortion]]) -> Plot | None:
             shown = sorted((point.rate / scale, getattr(point, key)) for point in points)
             style = {"marker": "o", "ms": 3.5} if color != "plain" else {"ls": ("-", "--", ":")[n % 3]}
             ax.plot(*zip(*shown, strict=True), color=theme[color], lw=1.6, label=name, **style)
+        ax.set_ylim(*shown_range([getattr(p, key) for _, one in found for p in one.by_stages], ax.get_ylim()))
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        ax.xaxis.set_minor_formatter(lambda value, _: "")
+        ax.xaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
         ax.set_xlabel(f"{UNITS[first.unit]}; {MEASURES[key]}", color=theme["muted"])
         legend(ax, theme, columns=3, entries=len(lines))
 

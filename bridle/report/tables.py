@@ -93,10 +93,10 @@ def _columns(entries: Sequence[Evaluation], runs: Sequence[RunSummary]) -> list[
     if not any(entry.codebooks for entry in entries):
         return columns
     if len(columns) == 1:
-        columns.append(Column("CUR per stage", lambda entry: _stages(entry, "usage_rate")))
+        columns.append(Column("CUR per stage", lambda entry: stages_text(entry, "usage_rate")))
     return [
         *columns,
-        Column("ECU per stage", lambda entry: _stages(entry, "effective_usage")),
+        Column("ECU per stage", lambda entry: stages_text(entry, "effective_usage")),
         Column("codebooks", _flag),
     ]
 
@@ -186,7 +186,7 @@ def _flag(entry: Evaluation) -> str:
     return "[red]bad[/]" if "bad" in levels else "[yellow]warning[/]" if "warn" in levels else "in use"
 
 
-def _stages(entry: Evaluation, key: str) -> str:
+def stages_text(entry: Evaluation, key: str) -> str:
     """Two digits each, and four of them in fifteen columns."""
     shown = (f"{getattr(stage, key):.2f}" for stage in entry.codebooks)
     return " ".join("1.0" if text == "1.00" else text.removeprefix("0") for text in shown) or "–"

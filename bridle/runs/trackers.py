@@ -13,6 +13,7 @@ import json
 import os
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -62,7 +63,7 @@ Value = float | Table | Histogram | Picture
 Pictures = Callable[[Path], Iterable[tuple[str, Picture]]]  # of a run's folder, by name
 
 
-class Tracker:
+class Tracker(ABC):
     """What trackers share: names, steps, the run's id, and that a tracker that fails does not end the training."""
 
     name = ""
@@ -73,17 +74,17 @@ class Tracker:
         self.lengths: dict[int, int] = {}  # steps of each phase
         self.step, self.working = 0, True
 
+    @abstractmethod
     def open(self, run_id: str, *, resumed: bool, config: Mapping[str, Any]) -> str:
         """Begin or continue the tracker's run; returns the id by which it can be continued."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, values: Mapping[str, Value], step: int) -> None:
         """Hand over values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Nothing more comes."""
-        raise NotImplementedError
 
     def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None:
         """Open the tracker's run; a package that is not installed or cannot start ends the command here."""
@@ -181,7 +182,27 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-class WandB(Tracker):
+class LogsDictionaries(Tracker):
+    """Trackers with the interface of W&B: `open` sets the package and its run, a step is one dictionary."""
+
+    package: Any
+    run: Any
+
+    def log(self, values: Mapping[str, Value], step: int) -> None:
+        self.run.log({name: self._media(value) for name, value in values.items()}, step=step)
+
+    def _media(self, value: Value) -> Any:
+        if isinstance(value, Table):
+            return self.package.Table(columns=value.columns, data=value.rows)
+        if isinstance(value, Histogram):
+            return self.package.Histogram(value.values)
+        return self.package.Image(value.pixels, caption=value.caption) if isinstance(value, Picture) else value
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class WandB(LogsDictionaries):
     """A run of Weights & Biases; WANDB_PROJECT and WANDB_MODE=offline are W&B's own settings."""
 
     name = "wandb"
@@ -190,25 +211,12 @@ class WandB(Tracker):
         with needs("wandb"):
             import wandb
 
-        self.wandb = wandb
+        self.package = wandb
         project = None if wandb.setup().settings.project else PROJECT
         self.run = wandb.init(
             project=project, id=run_id, resume="allow", name=run_name(self.folder), config=dict(config), dir=self.folder
         )
         return run_id
-
-    def log(self, values: Mapping[str, Value], step: int) -> None:
-        self.run.log({name: self._media(value) for name, value in values.items()}, step=step)
-
-    def _media(self, value: Value) -> Any:
-        if isinstance(value, Table):
-            return self.wandb.Table(columns=[*value.columns], data=value.rows)
-        if isinstance(value, Histogram):
-            return self.wandb.Histogram(value.values)
-        return self.wandb.Image(value.pixels, caption=value.caption) if isinstance(value, Picture) else value
-
-    def close(self) -> None:
-        self.run.finish()
 
 
 class MLflow(Tracker):
@@ -251,7 +259,7 @@ class MLflow(Tracker):
         self.client.set_terminated(self.run_id)
 
 
-class Trackio(Tracker):
+class Trackio(LogsDictionaries):
     """A run of Trackio, which writes to the folder TRACKIO_DIR."""
 
     name = "trackio"
@@ -260,23 +268,10 @@ class Trackio(Tracker):
         with needs("trackio"):
             import trackio
 
-        self.trackio = trackio
+        self.package = trackio
         run_id = run_id if resumed else f"{run_name(self.folder)}-{run_id[:6]}"  # runs are found by their name
         self.run = trackio.init(project=PROJECT, name=run_id, config=dict(config), resume="allow", embed=False)
         return run_id
-
-    def log(self, values: Mapping[str, Value], step: int) -> None:
-        self.run.log({name: self._media(value) for name, value in values.items()}, step=step)
-
-    def _media(self, value: Value) -> Any:
-        if isinstance(value, Table):
-            return self.trackio.Table(columns=value.columns, data=value.rows)
-        if isinstance(value, Histogram):
-            return self.trackio.Histogram(value.values)
-        return self.trackio.Image(value.pixels, caption=value.caption) if isinstance(value, Picture) else value
-
-    def close(self) -> None:
-        self.run.finish()
 
 
 IDS = "trackers.json"

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, field_validator
 
 from bridle.console import ProgressLine
+from bridle.data.listing.address import local_path
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.items import Inputs, Item, Items, find_inputs
 from bridle.data.listing.layouts import find_listing
@@ -130,7 +131,7 @@ def find_labels(named: Sequence[str], *, reader: Reader) -> tuple[Labels, list[s
     known: Labels = {}
     notes = list[str]()
     for name in named:
-        path = Path(name)
+        path = local_path(name)
         if not path.is_dir() and not (path.is_file() and path.suffix.lower() in MANIFESTS):
             continue  # a single file, or a pattern
         try:

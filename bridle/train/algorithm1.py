@@ -89,13 +89,20 @@ def restore_nets(config: Config, loaded: Loaded) -> Nets:
 
 def restore_frozen(config: Config, loaded: Loaded) -> tuple[Encoder, Tokenizer | None]:
     """Encoder and tokenizer as a checkpoint or an exported folder holds them; nothing else is built."""
-    turn, tokenizer = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"])), None
-    if any(name.startswith("tokenizer.") for name in loaded.group("model")):
-        later = has_later_tokenizer(config, turn)
-        tokenizer = build_later_tokenizer(config, iteration=turn.iteration) if later else build_first_tokenizer(config)
-    encoder = build_encoder(config)
+    turn = Turn(int(loaded.state["iteration"]), str(loaded.state["phase"]))
+    has_tokenizer = any(name.startswith("tokenizer.") for name in loaded.group("model"))
+    encoder, tokenizer = build_frozen(config, turn, tokenizer=has_tokenizer)
     load_modules({"encoder": encoder} if tokenizer is None else {"encoder": encoder, "tokenizer": tokenizer}, loaded)
     return encoder, tokenizer
+
+
+def build_frozen(config: Config, turn: Turn, *, tokenizer: bool) -> tuple[Encoder, Tokenizer | None]:
+    """A new encoder and, if asked for, the kind of tokenizer that a run has at this turn."""
+    if not tokenizer:
+        return build_encoder(config), None
+    later = has_later_tokenizer(config, turn)
+    built = build_later_tokenizer(config, iteration=turn.iteration) if later else build_first_tokenizer(config)
+    return build_encoder(config), built
 
 
 def load_modules(modules: Mapping[str, nn.Module], loaded: Loaded) -> None:

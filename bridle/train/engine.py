@@ -7,7 +7,9 @@ A phase supplies a step on a micro-batch; the engine does the rest. All randomne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,13 +17,14 @@ from torch import Tensor, nn
 
 from bridle import distributed, failpoints
 from bridle.config.training_schema import PhaseConfig
-from bridle.data.loading.loader import Batch
+from bridle.data.loading.loader import Batch, Loader
 from bridle.errors import CheckpointError, NonFiniteError, UsageError
 from bridle.machine import cpu_seconds
 from bridle.models.build import Networks
 from bridle.quantize import Statistics
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
+from bridle.runs.background import BackgroundWriter, snapshot
 from bridle.train.draws import Draws, is_shown
 from bridle.train.optim import (
     build_optimizer,
@@ -70,6 +73,7 @@ class Phase:
     has_codes: bool = True  # do steps report codes?
     some_steps_only: bool = False  # are there steps that leave some parameters without a gradient?
     repeats: int = 1  # steps for which the same batch stays, with other draws
+    operations: Callable[[], int] | None = None  # counts those of a step on one sample
 
     @property
     def key(self) -> str:
@@ -101,24 +105,17 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
     parameters = named_parameters(phase.trained)
     optimizer = build_optimizer(phase.trained, phase.settings, phase.rate_scale)
     ages = CodeAge(run.config.quantizer.sizes) if phase.has_codes else None
-    progress = Progress()
-    if restored is not None:
-        progress = restore(restored, optimizer, parameters, ages)
-    loader = run.loader(
-        phase=phase.key, batch=phase.settings.batch, micro_batch=phase.settings.micro_batch, repeats=phase.repeats
-    )
-    at = {"phase_index": phase.index, "step": progress.step}
-    spent = run.folder.cpu_seconds_at(**at) if any(at.values()) else 0.0
-    clock = Clock(step=progress.step, batch=phase.settings.batch, spent=spent, began=began)
-    watches = Watches.of(run, phase)
+    progress = Progress() if restored is None else restore(restored, optimizer, parameters, ages)
+    loader = phase_loader(run, phase)
+    clock, watches = begin_clock(run, phase, progress.step, began), Watches.of(run, phase)
 
-    def save(*, end: bool = False) -> dict[str, Tensor]:
+    def save(writer: BackgroundWriter | None = None, *, end: bool = False) -> dict[str, Tensor]:
         tensors = {"model": whole_state(run.nets.state())}
         if ages is not None:
             tensors["ages"] = ages.state()
         if not end:  # the next phase starts with an optimizer of its own
             tensors["optimizer"] = whole_state(optimizer_tensors(optimizer, parameters))
-        save_checkpoint(run, phase, progress, tensors, end=end)
+        save_checkpoint(run, phase, progress, tensors, end=end, writer=writer)
         note_cost(run, phase, progress, clock)
         return tensors["model"]
 
@@ -126,20 +123,40 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
         save()  # a codebook start is not done twice
     phase.prepare()
     clock.start()
-    for micro_batches in loader.steps(progress.step, phase.steps):
-        update = take_step(run, phase, replicas, progress, optimizer, parameters, micro_batches, ages)
-        finished = progress.step == phase.steps
-        if is_shown(run, phase, progress.step):
-            report(run, phase, progress, update, ages, clock, watches)
-        if finished or progress.step % run.config.runtime.compare_every == 0:
-            require_equal(run.nets.state(), where=f"{phase.key} step {progress.step}")
-        due = progress.step % run.config.runtime.checkpoint_every == 0
-        stop = update.stop if distributed.is_active() else run.stop.received is not None  # alone: seen at once
-        if not finished and (due or stop):
-            save()
-            run.leave(f"saved at step {progress.step} of {phase.key}.")
+    with BackgroundWriter() as writer:
+        for micro_batches in loader.steps(progress.step, phase.steps):
+            clock.arrive()
+            writer.check()
+            update = take_step(run, phase, replicas, progress, optimizer, parameters, micro_batches, ages)
+            finished = progress.step == phase.steps
+            if is_shown(run, phase, progress.step):
+                report(run, phase, progress, update, ages, clock, watches)
+            if finished or progress.step % run.config.runtime.compare_every == 0:
+                require_equal(run.nets.state(), where=f"{phase.key} step {progress.step}")
+            due = progress.step % run.config.runtime.checkpoint_every == 0
+            stop = update.stop if distributed.is_active() else run.stop.received is not None  # alone: seen at once
+            if not finished and (due or stop):
+                with clock.waiting("checkpoint"):
+                    save(writer)
+                if stop:  # a signal that came meanwhile ends the next step
+                    writer.wait()
+                    run.leave(f"saved at step {progress.step} of {phase.key}.")
+            clock.ask()
     replicas.dissolve(run.nets, save(end=True))
     run.leave(f"the end of {phase.key} is saved.")
+
+
+def phase_loader(run: Run[Networks], phase: Phase) -> Loader:
+    """The batches of a phase, in its order."""
+    settings = phase.settings
+    return run.loader(phase=phase.key, batch=settings.batch, micro_batch=settings.micro_batch, repeats=phase.repeats)
+
+
+def begin_clock(run: Run[Networks], phase: Phase, step: int, began: float) -> Clock:
+    """A clock that goes on from the CPU time noted at this step; `began` is the process's own when the phase began."""
+    is_first = phase.index == step == 0
+    spent = 0.0 if is_first else run.folder.cpu_seconds_at(phase_index=phase.index, step=step)
+    return Clock(run, phase, step=step, spent=spent, began=began)
 
 
 def unfreeze(nets: Networks, trained: Mapping[str, nn.Module]) -> None:
@@ -304,9 +321,15 @@ def note_cost(run: Run[Networks], phase: Phase, progress: Progress, clock: Clock
 
 
 def save_checkpoint(
-    run: Run[Networks], phase: Phase, progress: Progress, tensors: Mapping[str, Mapping[str, Tensor]], *, end: bool
+    run: Run[Networks],
+    phase: Phase,
+    progress: Progress,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    *,
+    end: bool,
+    writer: BackgroundWriter | None = None,
 ) -> None:
-    """Publish a checkpoint of the run as it stands."""
+    """Publish a checkpoint of the run as it stands; with a `writer` of a copy in memory, while training goes on."""
     if distributed.rank():
         return  # rank 0 writes for all
     name = checkpoint.CheckpointName(phase.index, phase.iteration, phase.name, progress.step, end)
@@ -315,12 +338,20 @@ def save_checkpoint(
         "phase": phase.name,
         "iteration": phase.iteration,
         "finished": end,
-        "progress": vars(progress),
-        **run.nets.record(),
+        "progress": dict(vars(progress)),
+        **deepcopy(run.nets.record()),
         "made_with": run.made_with(),
     }
-    run.folder.sync_metrics()
     kept = run.config.runtime
-    checkpoint.publish(
-        run.folder.checkpoints, str(name), tensors, state, keep=kept.keep, keep_finished=kept.keep_finished
-    )
+
+    def write(saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+        run.folder.sync_metrics()
+        checkpoint.publish(
+            run.folder.checkpoints, str(name), saved, state, keep=kept.keep, keep_finished=kept.keep_finished
+        )
+
+    if writer is None:
+        write(tensors)
+        return
+    writer.wait()  # before the copy: two in memory are enough
+    writer.start(partial(write, snapshot(tensors)))

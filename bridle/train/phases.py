@@ -16,7 +16,8 @@ from bridle.config.training_schema import PhaseConfig
 from bridle.data.digests import data_digest
 from bridle.data.loading.loader import Batch
 from bridle.data.loading.order import Order
-from bridle.models.build import Nets
+from bridle.models.build import BUILT_IN_TOKENIZERS, Nets
+from bridle.models.cost import step_costs
 from bridle.models.estimator import Estimator
 from bridle.models.losses import (
     CodeTargets,
@@ -369,4 +370,12 @@ def make_phase(run: Run[Nets], settings: PhaseConfig, *, index: int, iteration: 
         raise AssertionError("a phase must supply its step")
 
     warmup = min(settings.warmup_count(samples), steps)
-    return Phase(index, iteration, name, steps, warmup, settings, trained={}, step=unset)
+    later = run.config.schedule.mode == "joint" or (iteration > 1 and renews_tokenizer(run.config))
+
+    def operations() -> int:
+        return step_costs(run.config, run.machine.precision)(name, later, 1).total.operations
+
+    phase = Phase(index, iteration, name, steps, warmup, settings, trained={}, step=unset)
+    # Counting runs a step without numbers, which a tokenizer from elsewhere may not stand.
+    own = {run.config.tokenizer.first, run.config.tokenizer.later} <= BUILT_IN_TOKENIZERS
+    return replace(phase, operations=operations if own else None)

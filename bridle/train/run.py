@@ -125,9 +125,3 @@ def require_same_data(source: Source) -> None:
                 f"rank {rank} finds {length} samples where rank 0 finds {lengths[0]}; "
                 "all machines must see the same data under the same path."
             )
-
-
-def with_statistics(config: Config, mean: Sequence[float], std: Sequence[float]) -> Config:
-    """The config with normalisation written in."""
-    data = config.data.model_copy(update={"mean": tuple(mean), "std": tuple(std)})
-    return config.model_copy(update={"data": data})

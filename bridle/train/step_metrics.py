@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,29 +19,59 @@ from bridle.models.tokenizer import Tokenizer
 from bridle.quantize.dimension import NarrowWatch, code_spreads
 from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
 from bridle.runs.metrics import Row
-from bridle.train.reference_curves import CurveWatch
+from bridle.runs.reference_curves import CurveWatch
 from bridle.train.run import Run
 
 if TYPE_CHECKING:
     from bridle.train.engine import Phase, Progress, Update
 
+UTILISATION_FROM = 50  # steps; counting the operations of a step takes about a second
+WAITING = ("data", "checkpoint", "ranks")
+MUCH = 0.25  # share of the time; less waiting is not shown
+# Of a row: how fast and from where, which is no part of the experiment.
+TIMINGS = (
+    *("samples_per_second", "tokens_per_second", "flop_utilisation", *(f"waiting_{cause}" for cause in WAITING)),
+    *("cpu_seconds", "resumed_from"),
+)
 USAGE_WINDOW = 50  # steps; a code not seen for longer does not count as used in the live figures
 
 
 class Clock:
-    """Rate, measured between two looks, and the CPU time of training so far.
+    """Rates and shares of waiting, measured between two looks, and the CPU time of training so far.
 
     Interruptions and evaluations do not count: `spent` is what earlier phases and processes noted (None: they did not),
     `began` the CPU time of this process when the phase began.
     """
 
-    def __init__(self, *, step: int, batch: int, spent: float | None, began: float) -> None:
-        self.step, self.batch, self.time = step, batch, time.perf_counter()
-        self.spent, self.began = spent, began
+    def __init__(self, run: Run[Networks], phase: Phase, *, step: int, spent: float | None, began: float) -> None:
+        self.step, self.spent, self.began = step, spent, began
+        self.time = self.asked = time.perf_counter()
+        self.batch, self.tokens = phase.settings.batch, run.config.geometry.build().tokens
+        self.machine, self.count_operations = run.machine, phase.operations
+        self.operations: int | None = None  # of a step on one sample, once they are counted
+        self.waited = dict.fromkeys(WAITING, 0.0)
 
     def start(self) -> None:
         """What was done before the first step is no part of the rate."""
-        self.time = time.perf_counter()
+        self.time = self.asked = time.perf_counter()
+        distributed.waited_seconds()
+
+    @contextmanager
+    def waiting(self, cause: str) -> Iterator[None]:
+        """Count the time inside the block as waiting for `cause`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited[cause] += time.perf_counter() - began
+
+    def ask(self) -> None:
+        """The step is done; what passes until `arrive` is waiting for data."""
+        self.asked = time.perf_counter()
+
+    def arrive(self) -> None:
+        """The next batch is there."""
+        self.waited["data"] += time.perf_counter() - self.asked
 
     def cpu_seconds(self, device: torch.device) -> float | None:
         """Of all ranks together; None where what was before is not known. Collective."""
@@ -48,12 +79,26 @@ class Clock:
         total = float(distributed.sum_over_ranks(own))
         return None if self.spent is None else round(self.spent + total, 2)
 
-    def rate(self, step: int) -> float:
-        """Samples per second since the last look."""
+    def look(self, step: int) -> dict[str, float | None]:
+        """What the steps since the last look took: rates, utilisation, and shares of the time spent waiting.
+
+        The utilisation is against bare matrix products on the devices of all ranks; None in the first steps of a phase
+        and in phases whose operations are not counted.
+        """
         now = time.perf_counter()
-        rate = (step - self.step) * self.batch / max(now - self.time, 1e-9)
-        self.step, self.time = step, now
-        return rate
+        seconds = max(now - self.time, 1e-9)
+        rate = (step - self.step) * self.batch / seconds
+        self.waited["ranks"] += distributed.waited_seconds()
+        waited = {f"waiting_{cause}": round(spent / seconds, 4) for cause, spent in self.waited.items()}
+        self.waited = dict.fromkeys(WAITING, 0.0)
+        used = None
+        if self.count_operations is not None and step >= UTILISATION_FROM:
+            self.operations = self.operations or self.count_operations()
+            peak = self.machine.product_rate * distributed.world_size()
+            used = round(rate * self.operations / peak, 4)
+        self.step, self.time = step, time.perf_counter()  # counting is no part of the next rate
+        rates = {"samples_per_second": round(rate, 1), "tokens_per_second": round(rate * self.tokens, 1)}
+        return {**rates, "flop_utilisation": used, **waited}
 
 
 class Watches(NamedTuple):
@@ -87,6 +132,7 @@ def report(
     if not all(torch.isfinite(value).all() for value in update.values.values()):
         figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
     usage = usage_figures(update.codes, ages, tokenizer_of(run))  # collective
+    speed = clock.look(progress.step)
     row = {
         "iteration": phase.iteration,
         "phase": phase.name,
@@ -97,7 +143,7 @@ def report(
         **usage,
         "learning_rate": update.learning_rate,
         "skipped": progress.skipped,
-        "samples_per_second": round(clock.rate(progress.step), 1),
+        **speed,
         "cpu_seconds": clock.cpu_seconds(run.machine.device),
         "world_size": distributed.world_size(),
         "resumed_from": run.resumed_from,
@@ -140,6 +186,7 @@ def describe(row: Row, *, iterations: int, eta_seconds: float, brief: bool = Fal
     if "code_dimension" in row:
         parts.append(f"directions {'/'.join(f'{value:.0f}' for value in row['code_dimension'])}")
     parts += [f"skipped {row['skipped']}"] if row["skipped"] else []
+    parts += [f"waits for {cause} {row[key]:.0%}" for cause in WAITING if row.get(key := f"waiting_{cause}", 0) > MUCH]
     return " · ".join([*parts, f"{rate} samples/s", eta])
 
 

@@ -36,9 +36,10 @@ def test_the_table_has_means_with_students_interval(
     script = benchmark_script("token_table")
     row = {
         "set": "x", "row": "RQ", "bits_per_token": 8.0, "psnr": [20.0, 21.0], "probe": 50.0, "map": 10.0,
-        "lm_bits": 4.0, "lm_share": 0.5, "steady": {"JPEG 90": [1.0], "JPEG 50": [0.5, 0.7]}, "seed": 0,
+        "lm_bits": 4.0, "lm_share": 0.5, "steady": {"JPEG 90": [1.0], "JPEG 50": [0.7, 0.5]}, "seed": 0,
+        "cpu_minutes": 1.5,
     }  # fmt: skip
     script.print_table([row, {**row, "seed": 1, "probe": 52.0}])
     last = capsys.readouterr().out.splitlines()[-1]
     assert "| 51.0 ±12.7 |" in last  # 12.706 · 1.4142 / √2
-    assert "60.0 ±0.0 (JPEG 50)" in last and "| 0, 1 |" in last
+    assert "| 20.0 / 21.0 ±0.0 |" in last and "70.0 / 50.0 ±0.0 (JPEG 50)" in last and "| 1.5 | 0, 1 |" in last

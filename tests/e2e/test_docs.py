@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+import webdataset
+from bucket import open_bucket
 from forked import bridle
 from PIL import Image
 
@@ -40,7 +44,7 @@ def commands(page: str) -> list[str]:
 
 
 def shortened(command: str) -> list[str]:
-    words = [word.replace("0,1", "0") for word in command.split()]  # one seed
+    words = [word.replace("0,1", "0") for word in shlex.split(command)]  # one seed
     return [*words, *SHORTER.get(words[1], [])]
 
 
@@ -130,7 +134,7 @@ def make_clips(root: Path) -> None:
         (root / "sky4" / f"{split}.csv").write_text("\n".join(lines) + "\n")
 
 
-PAGES = ["data-sets.md", "own-data.md", "using.md", "evaluating.md"]
+PAGES = ["data-sets.md", "own-data.md", "using.md", "evaluating.md", "with.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -141,11 +145,13 @@ def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
         (here / folder).symlink_to(place / folder)
     if page == "using.md":
         make_weights(here / "vit.pth")
+    if page == "with.md":
+        make_sources(here)
     if page == "evaluating.md":  # scores a run that data-sets.md makes
         assert run_command("bridle pretrain cifar10-tiny data.root=cifar10 --out runs/c10", here)[0] == 0
     assert len(commands(page)) >= 5
-    # These two are about what comes before and after training.
-    less = " schedule.iterations=1 probe.enabled=false" if page in ("using.md", "own-data.md") else ""
+    # These are about what comes before and after training.
+    less = " schedule.iterations=1 probe.enabled=false" if page in ("using.md", "own-data.md", "with.md") else ""
     for command in commands(page):
         code, said = run_command(command + (less if command.startswith("bridle pretrain") else ""), here)
         assert code == 0, f"{command}\n{said}"
@@ -153,12 +159,29 @@ def test_the_commands_of_a_guide_run(page: str, place: Path) -> None:
         run_python(page, here)
 
 
-def run_python(page: str, place: Path) -> None:
-    """The Python of a page in one go, as a reader would type it; what needs another package is left out."""
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-    code = "\n".join(block for block in blocks if "datasets" not in block)
+def make_sources(here: Path) -> None:
+    """What with.md speaks of: an Arrow folder by the page's own code, tars of webdataset, and a bucket."""
+    run_python("with.md", here, section="## datasets")
+    files = sorted((here / "photos").rglob("*.jpg"))
+    (here / "bucket" / "tars").mkdir(parents=True)
+    for split in ("train", "test"):
+        with webdataset.ShardWriter(f"{here}/bucket/tars/{split}-%06d.tar", maxcount=10, verbose=0) as sink:
+            for i, file in enumerate(files):
+                sink.write({"__key__": f"{i}", "jpg": file.read_bytes(), "cls": i // 10})
+    (here / "tars").symlink_to(here / "bucket" / "tars")
+    shutil.copytree(here / "recordings", here / "bucket" / "talks")
+    (here / "bucket" / "talks" / "list.csv").write_text("path,label\ndog/0.wav,dog\ncat/1.wav,cat\n")
+
+
+def run_python(page: str, place: Path, section: str = "# ") -> None:
+    """The Python of a page, or of a section of it, in one go; what needs another package is left out of whole pages."""
+    text = (DOCS / page).read_text().partition(f"{section}")[2]
+    text = text if section == "# " else text.partition("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code = "\n".join(block for block in blocks if section != "# " or "datasets" not in block)
+    environment = {**ENVIRONMENT, "HF_HOME": str(place / "hf")}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=place, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=place, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -167,7 +190,7 @@ def run_command(command: str, place: Path) -> tuple[int | None, str]:
     """Exit code, and the last of what the command said."""
     words = shortened(command)
     if words[0] == "bridle":
-        ended = bridle(*words[1:], cwd=place)
+        ended = bridle(*words[1:], cwd=place, before=open_bucket)
         return ended.code, ended.out[-1500:] + ended.err[-1500:]
     done = subprocess.run(words, cwd=place, env=ENVIRONMENT, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout[-1500:] + done.stderr[-1500:]

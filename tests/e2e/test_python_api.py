@@ -152,7 +152,7 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path: Path) -> None:
         bridle.pretrain("image", dataset=[[1, 2]], out=tmp_path / "r")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="empty"):
         bridle.pretrain("image", dataset=[], out=tmp_path / "r")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="indexable"):
+    with pytest.raises(UsageError, match="map-style dataset"):
         bridle.pretrain("image", dataset=iter([1]), out=tmp_path / "r")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="takes no overrides"):
         bridle.pretrain(load_config("digits-tiny"), out=tmp_path / "r", seed=3)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +13,6 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-}
 SHORTER = {
     "pretrain": ["--max-steps", "20"],
     "finetune": ["finetune.epochs=1", "finetune.warmup_epochs=0"],
@@ -82,21 +73,6 @@ def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert names["z"].shape == (8, 4, 128)
     assert names["vectors"].shape[:2] == (8, 4)
     assert len([line for line in blocks("python")[0].splitlines() if line]) <= 10
-
-
-def test_the_demo_runs_for_one_modality(tmp_path: Path) -> None:
-    command = ["bridle", "demo", "--modality", "image", "--out", "demo"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env={**ENVIRONMENT, "COLUMNS": "80"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    for words in ("raw input", "untrained encoder", "VQ iter1", "VQ iter2", "RQ iter1", "RQ iter2", "report.html"):
-        assert words in done.stdout
-    assert (tmp_path / "demo" / "report.html").stat().st_size > 50_000
-    for method, codes in (("vq", [256]), ("rq", [64] * 4)):
-        results = json.loads((tmp_path / "demo" / f"image-{method}" / "results.json").read_text())
-        assert [stage["codes"] for stage in results["evaluations"][1]["codebooks"]] == codes
-        assert results["evaluations"][1]["probe"]["accuracy"] > 0.8  # ten classes: far above chance
 
 
 def test_there_is_one_figure_and_it_is_small() -> None:

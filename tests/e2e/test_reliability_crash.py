@@ -68,7 +68,9 @@ def test_killed_and_continued_equals_never_killed(
 
 def test_three_kills_in_one_run_and_workers_change_nothing(wholes: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for fault in ("step.after_update@2=kill", "checkpoint.before_latest@5=kill", "step.begin@4=kill"):
+    # Each leaves one certain checkpoint: the write after step 1 may or may not have ended when step 2 is under way. The
+    # last strikes in step 3 of the third phase, which began only after the checkpoint of step 1 was published.
+    for fault in ("step.after_update@1=kill", "checkpoint.before_latest@5=kill", "step.begin@5=kill"):
         killed = run(command("encoder", folder, "data.workers=2"), folder, faults=fault)
         assert (killed.code, killed.fired) == (-9, [fault])
     finish("encoder", wholes, folder, "data.workers=1")
@@ -107,14 +109,22 @@ def test_five_in_a_row_stop_the_run_and_the_last_checkpoint_is_finite(tmp_path: 
     assert faults.check_five_skips("joint", tmp_path / "run", "step.loss") == []
 
 
-@pytest.mark.parametrize("point", ["checkpoint.half_written", "metrics.append"])
+@pytest.mark.parametrize(
+    ("fault", "steps"),
+    [
+        ("checkpoint.half_written@2=enospc", 0),  # before the first step
+        ("checkpoint.half_written@5=enospc", 2),  # after it, while the second is taken; there is no third
+        ("metrics.append@2=enospc", 1),
+    ],
+)
 def test_a_full_disk_ends_a_run_with_74_and_the_run_goes_on_later(
-    wholes: dict[str, Path], tmp_path: Path, point: str
+    wholes: dict[str, Path], tmp_path: Path, fault: str, steps: int
 ) -> None:
-    folder, fault = tmp_path / "run", f"{point}@2=enospc"
+    folder = tmp_path / "run"
     ended = run(command("joint", folder), folder, faults=fault)
     assert (ended.code, ended.fired) == (74, [fault]), ended.said
     assert "No space left on device" in ended.said
     assert str(folder) in ended.said
     assert "Traceback" not in ended.said
+    assert len(faults.rows(folder)) <= steps
     finish("joint", wholes, folder)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SMALL
+from run_folders import StopAt
 from safetensors.torch import load_file
 from torch.utils.data import Dataset
 
@@ -22,26 +23,9 @@ from bridle.config import Config
 from bridle.errors import ConfigError, Interrupted, UsageError
 from bridle.files import locked_folder
 from bridle.runs.folder import RunFolder
+from bridle.train.step_metrics import TIMINGS
 
 Small = Callable[..., Config]
-
-
-class StopAt:
-    """Sends a signal when the run reaches (phase, iteration, step)."""
-
-    def __init__(self, *places: tuple[str, int, int], number: int = signal.SIGTERM) -> None:
-        self.places, self.number, self.fired = set(places), number, 0
-
-    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
-
-    def on_metrics(self, row: Mapping[str, Any]) -> None:
-        if (row["phase"], row["iteration"], row["step"]) in self.places:
-            self.fired += 1
-            os.kill(os.getpid(), self.number)
-
-    def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
-
-    def on_end(self) -> None: ...
 
 
 def final_state(folder: Path) -> dict[str, torch.Tensor]:
@@ -50,13 +34,8 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    free = (
-        "samples_per_second",
-        "cpu_seconds",
-        "resumed_from",
-    )  # how fast and from where is not part of the experiment
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in free} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMINGS} for line in lines]
 
 
 def assert_same(a: Path, b: Path) -> None:

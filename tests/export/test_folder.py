@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from conftest import SMALL
 from PIL import Image
@@ -258,10 +259,26 @@ def test_an_export_starts_an_encoder(folder: Path, model: Model, tmp_path: Path)
 # Names of models.
 
 
-def test_a_model_comes_with_the_package() -> None:
-    assert released_names() == ["digits-tiny"]
+def test_the_models_of_the_package_are_small() -> None:
+    assert released_names() == ["digits-tiny", "scenes-tiny"]
+    sizes = {name: sum(path.stat().st_size for path in find_model(name).iterdir()) for name in released_names()}
+    assert sizes["digits-tiny"] < 2_000_000
+    assert sum(sizes.values()) < 10_000_000
+
+
+def test_a_model_for_recordings_comes_with_the_package(tmp_path: Path) -> None:
+    wave = 0.3 * np.sin(2e-5 * np.arange(48_000) ** 2)
+    soundfile.write(tmp_path / "rise.wav", wave, 16_000)
+    found = bridle.load("scenes-tiny").tokenize_file(tmp_path / "rise.wav")
+    assert found.codes.shape == (19 * 4, 4)  # 298 frames make 18 patches and a half
+    assert len(np.unique(found.codes[:, 0])) > 5
+    card = (find_model("scenes-tiny") / "README.md").read_text()
+    assert "MIT" in card
+    assert "| untrained encoder | 58.1 % |" in card
+
+
+def test_a_model_of_digits_comes_with_the_package() -> None:
     model = bridle.load("digits-tiny")
-    assert sum(path.stat().st_size for path in find_model("digits-tiny").iterdir()) < 2_000_000
     assert model.facts.evaluation is not None
     assert model.facts.evaluation["probe"]["accuracy"] > 0.9
     assert model.tokenize(some_digits()).shape == (3, 16, 4)

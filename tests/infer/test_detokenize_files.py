@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import shutil
-import signal
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,16 @@ import torch
 from conftest import SMALL
 from forked import bridle
 from PIL import Image
-from run_folders import write_run
+from run_folders import StopAt, write_run
 from safetensors.torch import load_file
 
 import bridle as package
 from bridle.config import load_config
 from bridle.data.audio.logmel import LogMel
 from bridle.errors import BridleError, Interrupted, UsageError
+from bridle.evaluate.reconstruction.media import Media, write_array, write_gif, write_sound, write_video
 from bridle.geometry import Geometry
 from bridle.infer import detokenizer as command
-from bridle.infer.media import Media, write_array, write_gif, write_sound, write_video
 from bridle.infer.model import load
 from bridle.infer.reconstruct import frame_rate
 from bridle.infer.write import Options, tokenize_inputs
@@ -137,21 +135,6 @@ def test_detokenize_writes_what_decode_to_input_gives(run: Path, tmp_path: Path)
     np.testing.assert_array_equal(pixels, (expected * 255).round().numpy().astype(np.uint8))
 
 
-class StopAt:
-    """Asks the process to stop at a step, as a scheduler would."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
-
-    def on_metrics(self, row: Mapping[str, Any]) -> None:
-        if row["step"] == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def on_end(self) -> None: ...
-
-
 def tensors(run: Path) -> dict[str, torch.Tensor]:
     (end,) = RunFolder(run).detokenizer(1).encoder_checkpoints(ends=True)
     return load_file(end / "model.safetensors")
@@ -162,7 +145,7 @@ def test_an_interrupted_training_is_the_uninterrupted_one(
 ) -> None:
     again = tmp_path / "run"
     shutil.copytree(run, again, ignore=shutil.ignore_patterns("detokenizer"))
-    monkeypatch.setattr(command, "open_trackers", lambda log: [StopAt(3)])
+    monkeypatch.setattr(command, "open_trackers", lambda log: [StopAt(("detokenizer", 1, 3))])
     with pytest.raises(Interrupted, match="saved at step 3"):
         command.detokenizer_run(again, SHORT)
     monkeypatch.undo()

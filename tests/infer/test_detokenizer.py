@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,9 +19,10 @@ from bridle.config import Config
 from bridle.data.audio.inversion import invert_logmel
 from bridle.data.audio.logmel import LogMel
 from bridle.errors import ConfigError, UsageError
+from bridle.evaluate.reconstruction.media import blocks
 from bridle.geometry import Geometry
+from bridle.infer import reconstruct
 from bridle.infer.detokenizer import detokenizer_run
-from bridle.infer.media import blocks
 from bridle.infer.model import load
 from bridle.infer.reconstruct import Grid, decoded_pieces, output_names
 from bridle.models.detokenizer import halve, prefix_vectors, reconstruction_loss
@@ -65,7 +67,8 @@ def test_every_stage_adds_detail_on_held_out_items(run: Path) -> None:
 
 def test_the_same_command_finds_its_work_and_other_settings_are_refused(run: Path) -> None:
     checkpoints = digests(run)
-    detokenizer_run(run, STEPS)
+    again = json.loads(bridle("detokenizer", run, *STEPS, "--json").out)
+    assert again["path"].endswith("result.json") and len(again["by_stages"]) == 4
     assert digests(run) == checkpoints
     with pytest.raises(UsageError, match="other settings"):
         detokenizer_run(run, ["detokenizer.steps=121", "max_steps=null"])
@@ -147,6 +150,28 @@ def test_pieces_of_any_length_join_to_the_whole_without_seams(length: int) -> No
     torch.testing.assert_close(whole, expected)
 
 
+def drifting_values(codes: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    """Another stand-in, whose windows disagree: a value is its first code plus its place in the window."""
+    return window_values(codes, valid) + torch.arange(8.0)[:, None]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16])
+def test_overlapping_windows_are_cross_faded_whatever_the_batch(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconstruct, "BATCH", batch)
+    length, size = 9, 4  # patches of 2 rows: windows of 8 rows begin at rows 0, 4, 8, 12; the last one ends at 18
+    codes = torch.arange(length * 2).reshape(length, 2, 1)
+    grid = Grid(codes.numpy(), np.ones((length, 2), dtype=np.bool_))
+    found = torch.cat(list(decoded_pieces(grid, GEOMETRY, drifting_values)), dim=1)[0]
+    plain = codes[..., 0].double().repeat_interleave(2, 0).repeat_interleave(2, 1)
+    extra = []
+    for row in range(2 * length):
+        windows = [start for start in range(0, 13, size) if start <= row < start + 8]
+        new = windows[-1]
+        share = (row - new + 1) / 5 if len(windows) == 2 else 1.0  # 1/5 … 4/5 of the newer window
+        extra.append(share * (row - new) + (1 - share) * (row - windows[0]))
+    torch.testing.assert_close(found.double(), plain + torch.tensor(extra, dtype=torch.float64)[:, None])
+
+
 def test_blocks_of_features_overlap_and_lose_no_frame() -> None:
     features = torch.arange(5000.0).reshape(1, 5000, 1)
     cut = list(blocks(iter(features.split(700, dim=1))))
@@ -165,7 +190,19 @@ def test_names_keep_what_tells_them_apart() -> None:
     assert output_names(["../../etc/passwd"], ".png") == [Path("passwd.png")]
 
 
-def test_prefixes_are_those_of_a_quantizer_with_fewer_stages() -> None:
+def test_the_first_stages_are_a_quantizer_of_so_many_stages() -> None:
+    whole = ResidualQuantizer(codebooks=4, codes=8, width=6)
+    x = torch.randn(128, 6, generator=generator("stages"))
+    whole.start_codebooks(x, generator=generator("start"))
+    codes = whole.assign(x)
+    for m in (1, 2, 3):
+        short = ResidualQuantizer(codebooks=m, codes=8, width=6)
+        short.load_state_dict({name: whole.state_dict()[name] for name in short.state_dict()})
+        assert torch.equal(short.assign(x), codes[:, :m])
+        assert torch.equal(short.decode(codes[:, :m]), whole.decode(codes, stages=m))
+
+
+def test_prefixes_are_sums_of_the_first_code_vectors() -> None:
     rq = ResidualQuantizer(codebooks=3, codes=8, width=4)
     x = torch.randn(64, 4, generator=generator("prefix"))
     rq.start_codebooks(x, generator=generator("start"))

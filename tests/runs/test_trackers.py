@@ -6,7 +6,8 @@ import json
 import sqlite3
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,20 @@ def leveldb_records(path: Path) -> Iterator[bytes]:
             record = b""
 
 
+def whole_log(path: Path, kind: Callable[[], Any]) -> list[Any]:
+    """All records of a .wandb file; W&B's own process may still be writing the last ones when a run has ended."""
+    deadline = time.monotonic() + 60
+    while True:
+        records = []
+        for data in leveldb_records(path):
+            records.append(kind())
+            records[-1].ParseFromString(data)
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
+        assert time.monotonic() < deadline, f"{path} has no end"
+        time.sleep(0.1)
+
+
 def test_wandb_offline_has_one_curve_and_media(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from wandb.proto import wandb_internal_pb2
 
@@ -106,10 +121,8 @@ def test_wandb_offline_has_one_curve_and_media(tmp_path: Path, monkeypatch: pyte
     run = train_in_parts(tmp_path / "run", "wandb")
     steps: dict[str, list[int]] = {}
     ids = set()
-    for path in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"), key=lambda p: p.stat().st_mtime):
-        for data in leveldb_records(path):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+    for path in sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")):  # by the time they began
+        for record in whole_log(path, wandb_internal_pb2.Record):
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
             for item in record.history.item:

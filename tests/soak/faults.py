@@ -17,6 +17,7 @@ from forked import LIMIT, bridle
 from safetensors.torch import load_file
 
 from bridle import failpoints
+from bridle.train.step_metrics import TIMINGS
 
 STEPS = 3
 COMMON = (*SMALL, "geometry.patch=[2, 2]", f"max_steps={STEPS}", "runtime.checkpoint_every=1", "encoder.drop_path=0.1")
@@ -29,7 +30,6 @@ FINETUNE = (
     "finetune.batch=8",
     "finetune.items=40",
 )
-FREE = ("samples_per_second", "cpu_seconds", "resumed_from")  # how fast and from where is not part of the experiment
 
 
 class Ended(NamedTuple):
@@ -130,7 +130,7 @@ def end_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def rows(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key not in FREE} for line in lines]
+    return [{key: value for key, value in json.loads(line).items() if key not in TIMINGS} for line in lines]
 
 
 def resumed_from(folder: Path) -> int | None:

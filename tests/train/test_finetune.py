@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from run_folders import StopAt
 from safetensors.torch import load_file
 
 from bridle.config import Config
@@ -33,6 +32,7 @@ from bridle.train.engine import Phase
 from bridle.train.finetune import Tuned, finetune, finetune_phase, layer_scale
 from bridle.train.optim import build_optimizer, set_rate
 from bridle.train.run import Run, open_machine
+from bridle.train.step_metrics import TIMINGS
 
 Small = Callable[..., Config]
 QUICK = ("finetune.batch=8", "finetune.warmup_steps=1", "finetune.learning_rate=1e-3", "finetune.drop_path=0.2")
@@ -52,9 +52,8 @@ def tuning(
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    free = ("samples_per_second", "cpu_seconds", "resumed_from")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in free} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMINGS} for line in lines]
 
 
 class Several:
@@ -176,23 +175,6 @@ def test_several_labels_are_learnt(small: Small, tmp_path: Path) -> None:
     assert "accuracy" not in rows(tmp_path)[-1]
 
 
-class StopAt:
-    """Sends a signal at a step."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
-
-    def on_metrics(self, row: Mapping[str, Any]) -> None:
-        if row["step"] == self.step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
-
-    def on_end(self) -> None: ...
-
-
 def final_state(folder: Path) -> dict[str, torch.Tensor]:
     (end,) = (folder / "checkpoints").glob("*-end")
     return load_file(end / "model.safetensors")
@@ -205,7 +187,7 @@ def test_an_interrupted_fine_tune_ends_as_if_it_had_not_been(small: Small, tmp_p
     weights = [1.0 + i % 3 for i in range(1437)]
     for place, stops in (("whole", []), ("parts", [2, 4])):
         for stop in [*stops, None]:
-            run = tuning(config, tmp_path / place, callbacks=[] if stop is None else [StopAt(stop)])
+            run = tuning(config, tmp_path / place, callbacks=[] if stop is None else [StopAt(("finetune", 1, stop))])
             run.source, run.weights = Mixed(run.source, AugmentConfig(mixup=0.5)), weights
             with run.stop.listening():
                 if stop is None:

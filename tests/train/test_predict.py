@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bridle import api
-from bridle.config import Config, load_config
+from bridle.config import Config, load_config, with_statistics
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch
@@ -48,7 +48,7 @@ class Padded:
 
 
 def a_run(config: Config, folder: Path, *, padded: bool = False) -> Run[Nets]:
-    config = api.with_statistics(config, [0.3], [0.35])
+    config = with_statistics(config, [0.3], [0.35])
     place = RunFolder(folder)
     place.prepare(config)
     place.write_settings(config, command="test")

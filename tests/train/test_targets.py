@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_folders import StopAt
 from safetensors.torch import load_file
 
 import bridle
@@ -39,26 +38,8 @@ from bridle.train.stored_codes import CodeTable
 Small = Callable[..., Config]
 
 
-class StopAt:
-    """Asks the run to stop once it has logged a step."""
-
-    def __init__(self, iteration: int, phase: str, step: int) -> None:
-        self.place, self.fired = (iteration, phase, step), False
-
-    def on_start(self, *, folder: Path, config: Mapping[str, Any]) -> None: ...
-
-    def on_metrics(self, row: Mapping[str, Any]) -> None:
-        if (row["iteration"], row["phase"], row["step"]) == self.place:
-            self.fired = True
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def on_evaluation(self, result: Mapping[str, Any]) -> None: ...
-
-    def on_end(self) -> None: ...
-
-
-def interrupted_run(config: Config, folder: Path, place: tuple[int, str, int]) -> None:
-    stop = StopAt(*place)
+def interrupted_run(config: Config, folder: Path, place: tuple[str, int, int]) -> None:
+    stop = StopAt(place)
     with pytest.raises(Interrupted):
         api.pretrain(config, out=folder, callbacks=[stop])
     assert stop.fired
@@ -111,7 +92,7 @@ def test_predicting_patches_resumes_bit_for_bit(small: Small, tmp_path: Path) ->
     config = small("loss.target=patches", "schedule.iterations=2", "probe.enabled=false", steps=3)
     assert [turn.name for turn in schedule(config)] == ["encoder", "encoder"]
     api.pretrain(config, out=tmp_path / "whole")
-    interrupted_run(config, tmp_path / "parts", (2, "encoder", 1))
+    interrupted_run(config, tmp_path / "parts", ("encoder", 2, 1))
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -143,7 +124,7 @@ def test_reused_codes_resume_bit_for_bit_in_the_middle_of_a_turn(
     starts = 1  # the codebooks' start is one batch of 64 samples
     assert calls[ColdStartTokenizer] == starts + 2  # steps 0-2 and 3-4
     assert calls[VitTokenizer] == starts + 5 + 2  # its own phase takes every step
-    interrupted_run(config, tmp_path / "parts", (2, "encoder", 4))  # step 3 is done, step 4 shares its batch
+    interrupted_run(config, tmp_path / "parts", ("encoder", 2, 4))  # step 3 is done, step 4 shares its batch
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -169,7 +150,7 @@ def test_stored_codes_are_those_of_the_live_tokenizer_and_resume_bit_for_bit(
     samples = len(open_data(config).train)
     assert calls == 1 + 5 + -(-samples // 64)  # start, its own phase, then once for every 64 samples and no more
     assert_same(tmp_path / "live", tmp_path / "whole")
-    interrupted_run(config, tmp_path / "parts", (2, "encoder", 4))
+    interrupted_run(config, tmp_path / "parts", ("encoder", 2, 4))
     assert_same(tmp_path / "whole", tmp_path / "parts")
     assert not (tmp_path / "whole" / "codes").exists()  # the phase is over
 
@@ -240,10 +221,10 @@ def test_codes_of_other_files_are_not_taken_for_those_of_the_data(small: Small, 
     told = [small(*STORED, f"data.root={tmp_path / folder}", recipe="signal", steps=4) for folder in ("one", "other")]
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
-        api.pretrain(told[0], out=run, callbacks=[StopAt(1, "encoder", 2)])
+        api.pretrain(told[0], out=run, callbacks=[StopAt(("encoder", 1, 2))])
     facts = json.loads((run / "codes" / "iter1-encoder.json").read_text())
     with pytest.raises(Interrupted):
-        api.pretrain(told[1], out=run, callbacks=[StopAt(1, "encoder", 3)])
+        api.pretrain(told[1], out=run, callbacks=[StopAt(("encoder", 1, 3))])
     again = json.loads((run / "codes" / "iter1-encoder.json").read_text())
     assert (facts["tokenizer"], facts["shape"]) == (again["tokenizer"], again["shape"])
     assert facts["data"] != again["data"]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from bridle import api
-from bridle.config import Config
+from bridle.config import Config, with_statistics
 from bridle.console import ProgressLine
 from bridle.data.build import open_data
 from bridle.data.sources import Sample
 from bridle.errors import CheckpointError, NonFiniteError
-from bridle.machine import StopRequest
+from bridle.machine import Machine, StopRequest
 from bridle.models.build import build_nets
+from bridle.models.cost import encoder_step
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.checkpoint import checkpoint_folders, load, publish
 from bridle.runs.folder import RunFolder
@@ -28,13 +29,14 @@ from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedu
 from bridle.train.engine import fit
 from bridle.train.optim import build_optimizer, decays, learning_rate
 from bridle.train.run import Run, open_machine
+from bridle.train.step_metrics import Clock
 
 Small = Callable[..., Config]
 StateOf = Callable[[Any], dict[str, torch.Tensor]]
 
 
 def a_run(config: Config, folder: Path, *, later_tokenizer: bool = False) -> Run:
-    config = api.with_statistics(config, [0.3], [0.35])
+    config = with_statistics(config, [0.3], [0.35])
     place = RunFolder(folder)
     place.prepare(config)
     place.write_settings(config, command="test")
@@ -295,6 +297,47 @@ def test_a_row_of_metrics_has_what_people_look_for(small: Small, tmp_path: Path)
     assert len(row["token_accuracy"]) == len(row["code_usage"]) == len(row["top_share"]) == 4
     assert row["loss"] > 0
     assert row["samples_per_second"] > 0
+    assert row["tokens_per_second"] == pytest.approx(
+        row["samples_per_second"] * run.config.geometry.build().tokens, rel=0.01
+    )
+    assert row["flop_utilisation"] is None  # too few steps to count their operations
+    assert all(0 <= row[f"waiting_{cause}"] <= 1 for cause in ("data", "checkpoint", "ranks"))
+
+
+def test_the_clock_shares_out_the_time_since_the_last_look(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("bridle.train.step_metrics.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Machine, "product_rate", 1e6)
+    run = a_run(small(), tmp_path)
+    phase = replace(build_phase(run, 0, Turn(1, "encoder")), operations=lambda: 5000)
+    clock = Clock(run, phase, step=98, spent=0.0, began=0.0)
+
+    for _ in range(2):
+        clock.ask()
+        now[0] += 3.0  # seconds of decoding
+        clock.arrive()
+    with clock.waiting("checkpoint"):
+        now[0] += 1.0
+    now[0] += 3.0  # of training
+    found = clock.look(100)
+    batch, tokens = phase.settings.batch, run.config.geometry.build().tokens
+    assert (found["waiting_data"], found["waiting_checkpoint"], found["waiting_ranks"]) == (0.6, 0.1, 0.0)
+    assert (found["samples_per_second"], found["tokens_per_second"]) == (
+        round(0.2 * batch, 1),
+        round(0.2 * batch * tokens, 1),
+    )
+    assert found["flop_utilisation"] == pytest.approx(0.2 * batch * 5000 / 1e6, abs=1e-4)
+    now[0] += 1.0
+    assert clock.look(101)["waiting_data"] == 0.0
+
+
+def test_operations_of_a_step_are_those_of_the_plan(small: Small, tmp_path: Path) -> None:
+    run = a_run(small(), tmp_path)
+    count = build_phase(run, 0, Turn(1, "encoder")).operations
+    assert count is not None
+    assert count() == encoder_step(run.config, later_tokenizer=False).total.operations
 
 
 def test_draws_are_made_for_the_global_batch(small: Small, tmp_path: Path) -> None:

@@ -136,18 +136,14 @@ class DatasetSource:
     """
 
     def __init__(self, dataset: Dataset[Any], *, shape: tuple[int, ...], convert: Convert | None = None) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise UsageError(
-                f"{type(dataset).__name__} has no length or index; bridle needs a map-style dataset with __len__ and "
-                "__getitem__, so that every sample has its place in the order."
-            )
+        require_indexed(dataset)
         self.dataset, self.convert = dataset, convert
         self.shape = tuple(shape)
         self.labels: Sequence[int] | None = known_labels(dataset)
         self.classes: Sequence[str] | None = known_classes(dataset)
 
     def __len__(self) -> int:
-        return len(self.dataset)
+        return len(self.dataset)  # type: ignore[arg-type]
 
     def load(self, index: int, generator: torch.Generator | None) -> Sample:
         seed = mix("dataset", index) if generator is None else int(torch.randint(2**62, (), generator=generator))
@@ -187,6 +183,21 @@ class DatasetSource:
 
     def _label(self, index: int, given: object) -> int | None:
         return self.labels[index] if self.labels is not None else whole_number(given)
+
+
+def require_indexed(dataset: object) -> None:
+    """UsageError for a dataset without length and index, with the way to write a stream of Hugging Face to disk."""
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__"):
+        return
+    hint = (
+        " Write the stream once: datasets.Dataset.from_generator(lambda: iter(STREAM.decode(False)), "
+        "features=STREAM.features).save_to_disk('FOLDER'); then train with data.root=FOLDER."
+    )
+    raise UsageError(
+        f"{type(dataset).__name__} has no length or index; bridle needs a map-style dataset with __len__ and "
+        "__getitem__, so that every sample has its place in the order and runs continue exactly."
+        + (hint if type(dataset).__module__.startswith("datasets.") else "")
+    )
 
 
 def whole_number(value: object) -> int | None:

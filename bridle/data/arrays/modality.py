@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from pydantic import create_model
@@ -16,6 +15,7 @@ from bridle.data.file_source import open_splits
 from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Reader, Splits
 
 BLOCK = 1 << 20  # frames looked at in one go
@@ -68,7 +68,7 @@ def open_reader(section: str, read: ReadSignal, extensions: tuple[str, ...], con
     return SignalReader(format=format_of(config, section, read), extensions=extensions)
 
 
-def check_signal(kind: str, read: ReadSignal, path: Path, options: CheckOptions) -> Facts:
+def check_signal(kind: str, read: ReadSignal, path: Location, options: CheckOptions) -> Facts:
     """All numbers of a file, in blocks."""
     values, rate = read(path)
     require_numbers(values, path)

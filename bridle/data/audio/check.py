@@ -8,7 +8,6 @@ A sound is called
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from bridle.data.audio.decode import SILENT, SLACK, SoundTrack, Track, open_track
 from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.loading.watchdog import renew
+from bridle.data.shards.tar_member import Location, byte_count, open_regular
 
 BLOCK = 1 << 16  # samples of each channel read at a time
 SILENCE = 1e-4
@@ -66,7 +66,7 @@ class SoundMeter:
         return facts
 
 
-def check_sound(path: Path, options: CheckOptions) -> Facts:
+def check_sound(path: Location, options: CheckOptions) -> Facts:
     """A sound file, or the sound track of a video, as pretraining would open it."""
     meter = SoundMeter()
     with open_track(path) as track:
@@ -94,12 +94,12 @@ def channel_blocks(track: Track) -> Iterator[NDArray[np.float32]]:
         yield block
 
 
-def lacks_end(path: Path) -> bool:
+def lacks_end(path: Location) -> bool:
     """Is this an Ogg file whose last page does not say that it is the last? Its decoder would not notice."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if file.read(4) != b"OggS":
             return False
-        file.seek(max(0, path.stat().st_size - (1 << 16)))  # a page is at most this long
+        file.seek(max(0, byte_count(path) - (1 << 16)))  # a page is at most this long
         tail = file.read()
     last = tail.rfind(b"OggS")
     return last < 0 or not tail[last + 5 : last + 6] or not tail[last + 5] & 4

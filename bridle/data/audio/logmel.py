@@ -83,7 +83,7 @@ class LogMelGraph(nn.Module):
 
     def __init__(self, front: LogMel) -> None:
         super().__init__()
-        self.window, self.shift = front.window, front.shift
+        self.sample_rate, self.window, self.shift = front.sample_rate, front.window, front.shift
         x = torch.eye(front.window, dtype=torch.float64)  # a frame for each sample
         x = x - x.mean(-1, keepdim=True)
         x = x - PREEMPHASIS * torch.cat([x[..., :1], x[..., :-1]], dim=-1)

@@ -166,21 +166,15 @@ class Recordings(FileSource):
         return share * own + (1 - share) * partner
 
 
-def wave_sample(
-    wave: Tensor, rate: int, shape: Shape, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor | None]:
-    """A waveform (N,) or (channels, N) of any rate and length as (1, frames, mels) and its real tokens.
-
-    Of a longer one the centre is shown, with a generator a random part.
-    """
+def wave_sample(wave: Tensor, rate: int, shape: Shape, start_at: ChooseStart) -> tuple[Tensor, Tensor | None]:
+    """A waveform (N,) or (channels, N) of any rate and length as (1, frames, mels) and its real tokens."""
     mono = wave.float().mean(0) if wave.dim() == 2 else wave.float()
     if rate != shape.front.sample_rate:
         with needs("audio"):
             import soxr
 
         mono = torch.from_numpy(soxr.resample(mono.numpy(), rate, shape.front.sample_rate, quality="HQ"))
-    part = shape.cut_wave(mono, CENTRE if generator is None else random_start(generator))
-    found = shape.window(shape.front(part), 0, Path("waveform"))
+    found = shape.window(shape.front(shape.cut_wave(mono, start_at)), 0, Path("waveform"))
     return found.x, found.valid
 
 

@@ -1,12 +1,14 @@
-"""Three small data sets that come with the package, made in memory: `digits`, `moving_digits` and `sounds`.
+"""Small data sets that come with the package, made in memory: `digits`, `moving_digits`, `patterns`, `moving_patterns`
+and `sounds`.
 
 Each is the same on every call and kept for the process. Test samples share no image and no drawn parameter with train.
-Shapes: digits (1, 16, 16); moving digits (1, 8, 24, 24): frames, height, width; sounds (1, 96, 64): frames, mels.
+Shapes: digits (1, 16, 16); patterns (1, 32, 32); moving digits (1, 8, 24, 24) and patterns (1, 12, 24, 24): frames,
+height, width; sounds (1, 96, 64): frames, mels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from math import pi
 from typing import Any, NamedTuple
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.audio.logmel import LogMel
+from bridle.data.embedded.patterns import COURSES, PATTERNS, pattern_clips, pattern_pictures
 from bridle.data.embedded.sounds import KINDS, RATE, make_sounds
 from bridle.data.image.source import ImageReader
 from bridle.data.listing.columns import WHOLE, Span
@@ -33,6 +36,10 @@ DIRECTIONS = ("east", "southeast", "south", "southwest", "west", "northwest", "n
 CLIPS = {"train": 2400, "test": 600}
 FRAMES, FIELD = 8, 24
 SPEED = (1.0, 2.5)  # pixels per frame
+
+SCENES = {"train": 4000, "test": 600}  # pictures, and clips
+PICTURE = 32
+COURSE_FRAMES = 12
 
 SOUNDS = {"train": 2000, "test": 500}
 SOUND_FRAMES, MELS = 96, 64
@@ -70,11 +77,23 @@ def enlarge(x: Tensor) -> Tensor:
     return nn.functional.interpolate(x, scale_factor=2, mode="bicubic", align_corners=False).clamp(0, 1)
 
 
-class DigitReader:
-    """A picture of one digit, of any size, as the embedded digits are: 8×8 points enlarged to 16×16, light on dark.
+class DigitFrontEnd(nn.Module):
+    """Digits of 8×8 points as the embedded ones are: enlarged to 16×16, light on dark.
 
     Dark ink on light paper is turned into its negative; which of the two it is, the picture's border tells.
     """
+
+    size = (POINTS, POINTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 8, 8) -> (B, 16, 16)"""
+        border = torch.cat([x[:, 0], x[:, -1], x[:, 1:-1, 0], x[:, 1:-1, -1]], dim=1)  # (B, 28)
+        median = border.sort(dim=1).values[:, (border.shape[1] - 1) // 2]
+        return enlarge(torch.where(median[:, None, None] > 0.5, 1 - x, x)[:, None])[:, 0]
+
+
+class DigitReader:
+    """A picture of one digit, of any size, as the embedded digits are."""
 
     extensions = ImageReader.extensions
     frame_seconds = None
@@ -83,14 +102,12 @@ class DigitReader:
     def __init__(self, *, geometry: Geometry) -> None:
         if geometry.shape != (1, 2 * POINTS, 2 * POINTS):
             raise ConfigError(f"geometry.input {list(geometry.input)} is not that of the embedded digits, [16, 16].")
-        self.points = ImageReader(geometry=Geometry(1, (POINTS, POINTS), (1, 1)))
+        self.points, self.front = ImageReader(geometry=Geometry(1, DigitFrontEnd.size, (1, 1))), DigitFrontEnd()
 
     def windows(self, path: Location, span: Span = WHOLE) -> Iterator[Window]:
         """The one window of a picture."""
         for window in self.points.windows(path):
-            x = window.x  # (1, 8, 8) in [0, 1]
-            border = torch.cat([x[0, 0], x[0, -1], x[0, 1:-1, 0], x[0, 1:-1, -1]])
-            yield window._replace(x=enlarge((1 - x if border.median() > 0.5 else x)[None])[0])
+            yield window._replace(x=self.front(window.x))
 
 
 @lru_cache(maxsize=1)
@@ -161,6 +178,40 @@ def roll_field(x: Tensor, generator: torch.Generator) -> Tensor:
     """(C, frames, H, W) moved on the torus by any whole number of pixels: an equally likely clip."""
     down, right = torch.randint(FIELD, (2,), generator=generator).tolist()
     return x.roll((down, right), dims=(-2, -1))
+
+
+@lru_cache(maxsize=1)
+def patterns() -> Splits:
+    """Pictures (1, 32, 32) of ten patterns, the label, on photographs in uneven light. 4000 train, 600 test."""
+    return _scenes("patterns", tuple(PATTERNS), lambda **options: pattern_pictures(size=PICTURE, **options))
+
+
+@lru_cache(maxsize=1)
+def moving_patterns() -> Splits:
+    """Clips (1, 12, 24, 24) of such patterns; the label is how they change. 4000 train, 600 test."""
+    return _scenes(
+        "moving_patterns", COURSES, lambda **options: pattern_clips(frames=COURSE_FRAMES, size=FIELD, **options)
+    )
+
+
+def _scenes(name: str, classes: tuple[str, ...], make: Callable[..., Tensor]) -> Splits:
+    """A data set whose item i is of class i mod K."""
+    train, test = (
+        TensorSource(
+            x=make(n=count, split=split, randomness=generator(name, split)),
+            labels=[i % len(classes) for i in range(count)],
+            classes=classes,
+            augment=mirror,
+            name=f"{name} {split}",
+        )
+        for split, count in SCENES.items()
+    )
+    return Splits(train=train, test=test)
+
+
+def mirror(x: Tensor, generator: torch.Generator) -> Tensor:
+    """(C, …, W), left and right exchanged every other time."""
+    return x.flip(-1) if torch.rand((), generator=generator) < 0.5 else x
 
 
 class SoundSource(TensorSource):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 from bridle.config import Config
@@ -12,6 +13,7 @@ from bridle.data.image.source import EXTENSIONS, FORMATS, ImageReader, Images
 from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
 from bridle.data.modality import Modality, VitInput
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Reader, Splits
 from bridle.errors import needs, quoted
 from bridle.geometry import Geometry
@@ -38,14 +40,14 @@ def open_preview(geometry: Geometry) -> Reader:
     return ImageReader(geometry=geometry)
 
 
-def check_image(path: Path, options: CheckOptions) -> Facts:
+def check_image(path: Location, options: CheckOptions) -> Facts:
     """A picture, decoded whole."""
     with needs("image"):
         from PIL import Image
 
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path if isinstance(path, Path) else BytesIO(path.read()), formats=FORMATS) as image:
             image.load()
             shape = (1 if image.mode in GREY else 3, image.height, image.width)
             facts, extrema = Facts("image", size=f"{image.width}×{image.height}", shape=shape), image.getextrema()

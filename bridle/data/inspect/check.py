@@ -22,11 +22,11 @@ import numpy as np
 
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts, Finding
 from bridle.data.inspect.inspection import inspect_file
-from bridle.data.listing.columns import WHOLE, MultiLabels, PathList
+from bridle.data.listing.columns import WHOLE, MemberList, MultiLabels, PathList
 from bridle.data.listing.folders import files_below, printable
-from bridle.data.listing.layouts import find_listing
+from bridle.data.listing.layouts import find_listing, holds_shards
 from bridle.data.listing.manifest import MANIFESTS, manifest_rows
-from bridle.data.listing.table import as_tuple
+from bridle.data.listing.table import DataListing, as_tuple
 from bridle.data.loading.watchdog import watched
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import (
@@ -37,6 +37,7 @@ from bridle.data.modality import (
     find_modality,
     modality_of_file,
 )
+from bridle.data.shards.tar_member import Location, TarMember
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import replacing
 
@@ -57,7 +58,7 @@ class Lengths(NamedTuple):
 class Report:
     """What a check found: counts that grow with every file; of a million files it keeps a few numbers each."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Location]) -> None:
         self.paths = paths
         self.files: Counter[str] = Counter()  # by kind
         self.findings: Counter[str] = Counter()  # files with each finding
@@ -126,7 +127,9 @@ class Report:
     def _short_name(self, index: int) -> str:
         """The path below the folder that is checked."""
         path = self.paths[index]
-        return printable(path.relative_to(self.paths.root) if isinstance(self.paths, PathList) else path)
+        if isinstance(self.paths, PathList) and isinstance(path, Path):
+            return printable(path.relative_to(self.paths.root))
+        return printable(path)
 
 
 def check_folder(
@@ -192,10 +195,12 @@ def write_good(path: Path, report: Report, out: Path) -> int:
     return len(rows)
 
 
-def find_media(path: Path, wanted: Modality | None = None) -> Sequence[Path]:
-    """The files to check: below a folder, in a manifest, or the one file itself; each once."""
+def find_media(path: Path, wanted: Modality | None = None) -> Sequence[Location]:
+    """The files to check: below a folder, in a manifest, in shards, or the one file itself; each once."""
     known = file_modalities() if wanted is None else (wanted,)
     endings, what = all_extensions(known), "media" if wanted is None else wanted.kind
+    if holds_shards(path):
+        return members_of(find_listing(path, extensions=endings))
     if path.is_file() and path.suffix.lower() in MANIFESTS:
         return listed_media(path, endings, what)
     if path.is_file():
@@ -208,6 +213,20 @@ def find_media(path: Path, wanted: Modality | None = None) -> Sequence[Path]:
     if not names:
         raise DataError(f"no {what} files in {quoted(path)} or its folders ({others} files of other kinds).")
     return PathList(path, names)
+
+
+def members_of(found: DataListing) -> MemberList:
+    """All samples of shards; rows that speak of the same one follow one another."""
+    members, last = MemberList([]), None
+    for part in (found.train, found.test):
+        for member in () if part is None else part.paths:
+            assert isinstance(member, TarMember)
+            if last is None or member.shard != last.shard:
+                members.shards.append(member.shard)
+            if member != last:
+                members.append(member.name, offset=member.offset, size=member.size)
+            last = member
+    return members
 
 
 def listed_media(manifest: Path, endings: tuple[str, ...], what: str) -> Sequence[Path]:
@@ -229,7 +248,7 @@ def commonest_modality(names: Iterable[str]) -> Modality:
 
 
 def inspect_at(
-    paths: Sequence[Path], other: Modality, wanted: Modality | None, options: CheckOptions, index: int
+    paths: Sequence[Location], other: Modality, wanted: Modality | None, options: CheckOptions, index: int
 ) -> Facts:
     """File number `index`, in a worker: as one of the `wanted` modality, or by its ending, or else of `other`."""
     path = paths[index]
@@ -245,5 +264,5 @@ def lengths_of(seconds: np.ndarray[Any, np.dtype[np.float64]]) -> Lengths:
     return Lengths(float(seconds.min()), float(np.median(seconds)), float(seconds.max()), float(seconds.sum()))
 
 
-def row(path: Path, finding: Finding) -> dict[str, Any]:
+def row(path: Location, finding: Finding) -> dict[str, Any]:
     return {"path": printable(path), "finding": finding.name, "detail": finding.detail}

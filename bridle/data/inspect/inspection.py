@@ -9,21 +9,21 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts
 from bridle.data.loading.watchdog import reason
 from bridle.data.modality import Modality
+from bridle.data.shards.tar_member import Location, TarMember
 from bridle.errors import DataError, quoted
 
 MESSAGES = 4096  # characters of a decoder's complaints that are kept
 
 
-def inspect_file(path: Path, modality: Modality, options: CheckOptions) -> Facts:
+def inspect_file(path: Location, modality: Modality, options: CheckOptions) -> Facts:
     """Decode a file and say what was found; nothing is raised."""
     facts = Facts(modality.kind)
     try:
-        if path.stat().st_size == 0:
+        if (path.size if isinstance(path, TarMember) else path.stat().st_size) == 0:
             return facts.found("empty", "0 bytes")
     except OSError as error:
         return facts.found("missing" if isinstance(error, FileNotFoundError) else "undecodable", reason(error))

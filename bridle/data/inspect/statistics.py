@@ -20,7 +20,7 @@ from bridle.data.inspect.check import Lengths, commonest_modality, find_media, l
 from bridle.data.inspect.findings import CheckOptions
 from bridle.data.inspect.inspection import inspect_file
 from bridle.data.listing.audioset import Availability, availability, has_audioset
-from bridle.data.listing.layouts import find_listing, tell_layout
+from bridle.data.listing.layouts import find_listing, holds_shards
 from bridle.data.listing.manifest import MANIFESTS
 from bridle.data.loading.moments import Moments, measure
 from bridle.data.loading.order import Order
@@ -72,7 +72,7 @@ def numbers(values: Sequence[float]) -> str:
 
 def guess_modality(path: Path) -> Modality:
     """The modality of most files below a folder, in shards or in a manifest."""
-    if path.is_dir() and tell_layout(path) == "shards":
+    if holds_shards(path):
         return commonest_modality(first_names(path, all_extensions(file_modalities())))
     if path.is_file() and path.suffix.lower() not in MANIFESTS:
         raise UsageError(f"{quoted(path)} is one file; give a folder, or a manifest ({' '.join(MANIFESTS)}).")
@@ -83,7 +83,7 @@ def own_settings(path: Path, modality: Modality) -> list[str]:
     """Overrides without which the recipe of a modality cannot read these files: the channels of signals."""
     name, *settings = modality.own_recipe
     first = find_listing(path, extensions=modality.extensions).train.paths[0]
-    if len(load_config(name).geometry.input) > 1 or not isinstance(first, Path):
+    if len(load_config(name).geometry.input) > 1:
         return settings
     shape = inspect_file(first, modality, CheckOptions()).shape
     return settings if shape is None else [*settings, f"geometry.channels={shape[0]}"]

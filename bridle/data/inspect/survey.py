@@ -5,6 +5,7 @@ At most LOOKED files are decoded and at most SECONDS are spent on them, and as m
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from bridle.data.inspect.check import inspect_at
 from bridle.data.inspect.findings import UNUSABLE, CheckOptions, Facts, Finding
 from bridle.data.inspect.statistics import ClassSizes, count_classes, guess_modality
+from bridle.data.listing.address import local_path
 from bridle.data.listing.columns import WHOLE, Span
 from bridle.data.listing.folders import printable
 from bridle.data.listing.layouts import find_listing
@@ -23,8 +25,9 @@ from bridle.data.listing.table import Listing
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import Modality
-from bridle.errors import DataError, UsageError, quoted
-from bridle.files import sha256_of, stamp
+from bridle.data.shards.tar_member import Location, byte_count
+from bridle.errors import DataError
+from bridle.files import sha256_of
 
 LOOKED = 200  # files
 SECONDS = 30.0
@@ -85,11 +88,10 @@ class Survey(NamedTuple):
 
 def survey_data(path: Path, *, workers: int = 1, tell: Callable[[int, int], None] | None = None) -> Survey:
     """Look at the data in a folder or a manifest; DataError if none of the files can be used."""
-    modality = guess_modality(path)
-    found = find_listing(path, extensions=modality.extensions)
+    local = local_path(path)
+    modality = guess_modality(local)
+    found = find_listing(local, extensions=modality.extensions)
     parts = [found.train] if found.test is None else [found.train, found.test]
-    if not isinstance(found.train.paths[0], Path):
-        raise UsageError(f"{quoted(path)} holds shards; give the folder or manifest that they were made from.")
     facts, bad = look_at(parts, modality, workers=workers, tell=tell)
     if not facts:
         name, why = bad[0]
@@ -114,11 +116,11 @@ def look_at(
 ) -> tuple[list[Facts], list[tuple[str, str]]]:
     """Facts of some files of every split, and name and reason of those that cannot be used."""
     total = sum(len(part.paths) for part in parts)
-    chosen: list[tuple[Path, Span]] = []
+    chosen: list[tuple[Location, Span]] = []
     for part in parts:
         share = -(-LOOKED * len(part.paths) // max(total, LOOKED))
         for i in Order(size=len(part.paths), seed=0, phase="survey").at(range(share)).tolist():
-            chosen.append((Path(str(part.paths[i])), WHOLE if part.spans is None else part.spans[i]))
+            chosen.append((part.paths[i], WHOLE if part.spans is None else part.spans[i]))
     paths = [path for path, _ in chosen]
     look = partial(inspect_at, paths, modality, modality, CheckOptions(frames=FRAMES))
     facts, bad, end = [], [], time.monotonic() + SECONDS
@@ -151,12 +153,12 @@ def find_repeats(train: Listing, test: Listing | None = None) -> Repeats:
     parts = [part for part in (train, test) if part is not None]
     if any(part.spans is not None for part in parts) or sum(len(part.paths) for part in parts) > COMPARED:
         return Repeats(0, 0)
-    names = [dict.fromkeys(map(str, part.paths)) for part in parts]
-    sizes = {name: stamp(Path(name))[0] for name in chain(*names)}
+    names = [{str(path): path for path in part.paths} for part in parts]
+    sizes = {name: byte_count(path) for name, path in chain(*(part.items() for part in names))}
     often, digests, end = Counter(sizes.values()), {}, time.monotonic() + SECONDS
-    for name in chain(*reversed(names)):  # test files first
+    for name, path in chain(*(part.items() for part in reversed(names))):  # test files first
         if sizes[name] > 0 and often[sizes[name]] > 1 and time.monotonic() < end:
-            digests[name] = sha256_of(Path(name))
+            digests[name] = sha256_of(path) if isinstance(path, Path) else hashlib.sha256(path.read()).hexdigest()
     seen = [digests[name] for name in names[0] if name in digests]
     different = set(seen)
     across = 0 if test is None else sum(digests.get(name) in different for name in names[1])

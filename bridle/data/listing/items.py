@@ -15,16 +15,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+from bridle.data.listing.address import is_pattern, local_path, shard_paths
 from bridle.data.listing.columns import WHOLE, Lazy, PathList, Span, Spans
 from bridle.data.listing.folders import files_below, printable
 from bridle.data.listing.manifest import MANIFESTS, manifest_rows, path_of, span_of
-from bridle.data.shards.scan import Contents, scan_shard
+from bridle.data.shards.scan import SHARDS, Contents, scan_shard
 from bridle.data.shards.tar_member import Location, TarMember
 from bridle.data.sources import Reader, Window
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import stamp
-
-SHARD = ".tar"
 
 
 class Item(NamedTuple):
@@ -51,7 +50,7 @@ class Item(NamedTuple):
 
     def windows(self, reader: Reader) -> Iterator[Window]:
         """What the reader makes of it; DataError or OSError if it cannot be read."""
-        if isinstance(self.location, Path) and self.location.suffix.lower() == SHARD:
+        if isinstance(self.location, Path) and self.location.suffix.lower() in SHARDS:
             damage = " ".join(scanned(self.location, reader).damage)
             raise DataError(damage or f"{quoted(self.location)} was damaged before.")
         if self.span == WHOLE:
@@ -119,12 +118,12 @@ def find_inputs(named: Sequence[str], *, reader: Reader, stdin: IO[bytes] | None
 
 def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[str]) -> Iterator[Item]:
     """The items behind one word."""
-    path, endings = Path(name), (*reader.extensions, SHARD)
     if name == "-":
         if stdin is None:
             raise UsageError("- stands for standard input, which several processes cannot share; write a manifest.")
         yield from (Item(Path(os.fsdecode(line))) for raw in stdin if (line := raw.rstrip(b"\r\n")))
         return
+    path, endings = local_path(name), (*reader.extensions, *SHARDS)
     if path.is_file() and path.suffix.lower() in MANIFESTS:
         yield from in_manifest(path, reader)
         return
@@ -138,8 +137,10 @@ def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[
             )
         if others:
             notes.append(f"left out in {quoted(path)}: {others} of other kinds.")
+    elif is_pattern(path) and not path.exists():
+        files = shard_paths(path)[1]
     elif path.exists() or not glob.has_magic(name):
-        if path.suffix.lower() != SHARD or not path.is_file():
+        if path.suffix.lower() not in SHARDS or not path.is_file():
             require_readable(path, reader)
         files = [path]
     else:
@@ -153,7 +154,7 @@ def named_items(name: str, reader: Reader, stdin: IO[bytes] | None, notes: list[
 
 def whole_or_members(path: Path, reader: Reader, notes: list[str]) -> Iterator[Item]:
     """A file, or what a tar file holds; one that is damaged also counts as an item, which then cannot be read."""
-    if path.suffix.lower() != SHARD:
+    if path.suffix.lower() not in SHARDS:
         yield Item(path)
         return
     found = scanned(path, reader)

@@ -17,12 +17,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from bridle.data.listing.address import is_pattern, local_manifest, local_path
 from bridle.data.listing.audioset import find_audioset, has_audioset
 from bridle.data.listing.folders import existing_folder, files_below, find_folders
 from bridle.data.listing.manifest import LARGE, index_places, read_manifest, read_table, text_lines
 from bridle.data.listing.table import DataListing, Line, Numbering, Table, hold_out, is_count, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, indexed
 from bridle.data.shards.reader import find_shards
+from bridle.data.shards.scan import SHARDS
 from bridle.errors import ConfigError, DataError, quoted
 from bridle.files import sha256_of_json, stamp
 
@@ -42,18 +44,23 @@ def find_data(
     extensions: Sequence[str],
     test_fold: int | None = None,
     segments: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
 ) -> DataListing:
-    """List the files with one of `extensions`, or such members of tar shards; `layout` may be "auto", then the root's
-    content tells."""
+    """List the files with one of `extensions`, or such members of shards; `layout` may be "auto", then the root's
+    content tells. What is elsewhere is copied to this machine first (see `address`)."""
     if manifest is not None:
-        base = None if root is None else existing_folder(root)
-        return read_manifest(Path(manifest), base=base, test_fold=test_fold)
+        require_no_columns(columns, manifest)
+        file, base = local_manifest(manifest, root)
+        return read_manifest(file, base=base and existing_folder(base), test_fold=test_fold)
     if root is None:
         raise ConfigError("data.root: give the folder of your data with data.root=PATH, or a list with data.manifest=.")
-    folder = existing_folder(root)
-    layout = tell_layout(folder) if layout == "auto" else layout
-    if layout == "shards":
-        return find_shards(folder, extensions=extensions, test_fold=test_fold)
+    folder = local_path(root)
+    if not is_pattern(folder):
+        existing_folder(folder)
+        layout = tell_layout(folder) if layout == "auto" else layout
+    if layout == "shards" or is_pattern(folder):
+        return find_shards(folder, extensions=extensions, test_fold=test_fold, columns=columns)
+    require_no_columns(columns, folder)
     if layout == "esc50":
         return find_esc50(folder, extensions=extensions, test_fold=test_fold)
     if test_fold is not None:
@@ -65,9 +72,15 @@ def find_data(
     return find_folders(folder, extensions=extensions)
 
 
+def require_no_columns(columns: Sequence[str] | None, place: str | Path) -> None:
+    """ConfigError if columns are named of data that has none."""
+    if columns is not None:
+        raise ConfigError(f"data.columns: {list(columns)} given, but {quoted(place)} is no Hugging Face dataset.")
+
+
 def find_listing(path: Path, *, extensions: Sequence[str]) -> DataListing:
     """The data set of a folder in whatever layout, or of a manifest."""
-    root, manifest = (None, str(path)) if path.is_file() else (str(path), None)
+    root, manifest = (None, str(path)) if path.is_file() and not is_pattern(path) else (str(path), None)
     return find_data(root=root, manifest=manifest, layout="auto", extensions=extensions)
 
 
@@ -79,9 +92,14 @@ def tell_layout(root: Path) -> str:
         return "audioset"
     if (root / "train.csv").is_file():
         return "lists"
-    if any(root.glob("*.tar")) or any(root.glob("train/*.tar")):
+    if any(any(root.glob(f"{place}*{ending}")) for place in ("", "train/") for ending in SHARDS):
         return "shards"
     return "folders"
+
+
+def holds_shards(path: Path) -> bool:
+    """Is it a folder of shards, or a pattern of their names?"""
+    return is_pattern(path) or (path.is_dir() and tell_layout(path) == "shards")
 
 
 def find_lists(root: Path, *, extensions: Sequence[str]) -> DataListing:

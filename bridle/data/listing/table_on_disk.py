@@ -129,8 +129,12 @@ def damage(folder: Path, facts: dict[str, Any], *, limit: int | None = VERIFIED)
 
 
 def cache_place(target: Path) -> Path:
-    """Where the index of a file or folder goes that cannot have it beside it; BRIDLE_CACHE names another folder."""
-    given = os.environ.get("BRIDLE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    home = Path(given) if given else Path.home() / ".cache"
+    """Where the index of a file or folder goes that cannot have it beside it."""
     name = hashlib.sha256(os.fsencode(os.path.abspath(target))).hexdigest()[:16]
-    return home / "bridle" / f"index-{name}"
+    return cache_home() / f"index-{name}"
+
+
+def cache_home() -> Path:
+    """The cache folder: in BRIDLE_CACHE, XDG_CACHE_HOME or ~/.cache."""
+    given = os.environ.get("BRIDLE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given else Path.home() / ".cache") / "bridle"

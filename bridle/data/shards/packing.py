@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 from bridle.data.listing.columns import WHOLE
 from bridle.data.listing.folders import printable
 from bridle.data.listing.table import Listing
-from bridle.data.shards.tar_member import Location, open_regular
+from bridle.data.shards.tar_member import open_regular
 from bridle.errors import DataError, quoted
 from bridle.files import stamp
 
@@ -174,8 +174,3 @@ def add_entry(file: BinaryIO, name: str, size: int) -> None:
 def pad(file: BinaryIO, size: int) -> None:
     """Members begin at multiples of a block."""
     file.write(bytes(-size % tarfile.BLOCKSIZE))
-
-
-def entry_bytes(path: Location) -> int:
-    """Bytes of a file; 0 for one that is not there."""
-    return max(stamp(path)[0], 0) if isinstance(path, Path) else 0

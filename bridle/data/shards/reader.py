@@ -8,6 +8,10 @@ of each row: parts of a recording in seconds, folds for cross-validation.
     ROOT/train/*.tar, ROOT/test/*.tar (or val/)                  train and test
     ROOT/train-*.tar, ROOT/test-*.tar (or val-*.tar) and so on   train and test by the first word of the name
     ROOT/*.tar                                                   all train
+    ROOT/train-{000..012}.tar                                    these files, likewise
+
+Arrow files of Hugging Face datasets are shards too (`arrow_file`): ROOT/train/*.arrow, ROOT/*.arrow as `save_to_disk`
+writes them, and NAME-train.arrow, NAME-test.arrow, by the last word, as `load_dataset` does.
 
 Numbers are classes as they are, 0 to K − 1, their names in ROOT/classes.txt if it exists; names are numbered in sorted
 order. Links, devices, absolute names and names with `..` are left aside and counted. Damage costs a training set the
@@ -27,12 +31,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.data.listing.address import is_pattern, shard_paths
 from bridle.data.listing.columns import MemberList
 from bridle.data.listing.table import DataListing, Rows, hold_out, read_label_file
 from bridle.data.listing.table_on_disk import FORMAT, cache_place, indexed, read_index
 from bridle.data.loading.worker_pool import map_in_order
-from bridle.data.shards.scan import Contents, Label, ShardRow, ShardSample, scan_shard
-from bridle.errors import DataError, UsageError, quoted
+from bridle.data.shards.scan import ARROW, SHARDS, Contents, Label, ShardRow, ShardSample, scan_shard
+from bridle.errors import ConfigError, DataError, UsageError, quoted
 from bridle.files import sha256_of_json, stamp
 
 INDEX = "index"
@@ -47,19 +52,32 @@ HELD_OUT = {
 class ShardFiles(NamedTuple):
     """The shards of a data set, sorted."""
 
+    root: Path
     train: list[Path]
     test: list[Path]
     notes: tuple[str, ...] = ()
 
 
-def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None = None) -> DataListing:
-    """The members with one of `extensions` (such as ".jpg") in the shards of `root`, with their labels."""
-    files, declared = split_shards(root), (root / "classes.txt").is_file()
-    key = shards_key(root, files, extensions)
+def find_shards(
+    root: Path,
+    *,
+    extensions: Sequence[str],
+    test_fold: int | None = None,
+    columns: Sequence[str] | None = None,
+) -> DataListing:
+    """The members with one of `extensions` (such as ".jpg") in the shards of `root`, with their labels.
+
+    `columns` of Arrow files are the input and the label.
+    """
+    files = split_shards(root)
+    root = files.root
+    if columns is not None and all(file.suffix != ARROW for file in (*files.train, *files.test)):
+        raise ConfigError(f"data.columns: {list(columns)} given, but the tar files of {quoted(root)} have no columns.")
+    declared, key = (root / "classes.txt").is_file(), shards_key(files, extensions, columns)
     stored = read_index(root / INDEX, key=key, root=root)
     if stored.listing is not None:
         return hold_out(stored.listing, test_fold, root, declared=declared)
-    build = partial(scan_shards, root, files, extensions)
+    build = partial(scan_shards, files, extensions, columns)
     if sum(stamp(file)[0] for file in (*files.train, *files.test)) < LARGE:
         found = build()
     else:
@@ -71,24 +89,27 @@ def find_shards(root: Path, *, extensions: Sequence[str], test_fold: int | None 
     return hold_out(found, test_fold, root, declared=declared)
 
 
-def shards_key(root: Path, files: ShardFiles, extensions: Sequence[str]) -> str:
+def shards_key(files: ShardFiles, extensions: Sequence[str], columns: Sequence[str] | None = None) -> str:
     """Names the state of the shards: what they are called and how long they are. Copies have the same."""
-    listed = [[file.relative_to(root).as_posix(), stamp(file)[0]] for file in (*files.train, *files.test)]
-    names = root / "classes.txt"
+    listed = [[file.relative_to(files.root).as_posix(), stamp(file)[0]] for file in (*files.train, *files.test)]
+    names = files.root / "classes.txt"
     classes = names.read_bytes().hex() if names.is_file() else None
-    return sha256_of_json([FORMAT, listed, sorted(extensions), classes])
+    return sha256_of_json([FORMAT, listed, sorted(extensions), classes, *(columns or ())])
 
 
 def split_shards(root: Path) -> ShardFiles:
-    """The shards of train and of the held-out part."""
+    """The shards of train and of the held-out part, in a folder or named by a pattern."""
     notes: list[str] = []
-    if (root / "train").is_dir():
-        held_out = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    named: list[Path] | None = None
+    if is_pattern(root):
+        root, named = shard_paths(root)
+    if named is None and (root / "train").is_dir():
+        held_out = next((root / name for name in ("test", "val", "validation") if (root / name).is_dir()), None)
         train, test = listed(root / "train"), [] if held_out is None else listed(held_out)
     else:
         by_split: dict[str, list[Path]] = {"train": [], "test": [], "val": []}
-        for path in listed(root):
-            by_split[HELD_OUT.get(words(path)[0], "train")].append(path)
+        for path in listed(root) if named is None else named:
+            by_split[split_of(path, root)].append(path)
         train, test = by_split["train"], by_split["test"] or by_split["val"]
         if by_split["test"] and by_split["val"]:
             notes.append(f"{quoted(root)} has test and val shards; the {len(by_split['val'])} val shards are left out.")
@@ -99,10 +120,19 @@ def split_shards(root: Path) -> ShardFiles:
     if not train:
         packed = any(root.rglob("*.tar.*"))
         raise UsageError(
-            f"no .tar files in {quoted(root)} or its train/; "
+            f"no .tar or .arrow files in {quoted(root)} or its train/; "
             + ("compressed ones cannot be read by offset: decompress them." if packed else "set data.root elsewhere.")
         )
-    return ShardFiles(train, test, tuple(notes))
+    return ShardFiles(root, train, test, tuple(notes))
+
+
+def split_of(path: Path, root: Path) -> str:
+    """train, test or val: by the first word of a name below `root`, of an Arrow file of `load_dataset` by the last."""
+    below = path.relative_to(root)
+    parts = words(Path(below.parts[0]))
+    if path.suffix == ARROW and len(below.parts) == 1:
+        parts = words(Path(re.sub(r"-\d+-of-\d+", "", path.stem)))[::-1]
+    return HELD_OUT.get(parts[0], "train")
 
 
 def first_names(root: Path, extensions: Sequence[str]) -> list[str]:
@@ -114,12 +144,15 @@ def first_names(root: Path, extensions: Sequence[str]) -> list[str]:
 
 
 def words(path: Path) -> list[str]:
-    """The words of a name: test-000001.tar is test and 000001."""
-    return re.split(r"[^a-z]+", path.name.lower().removesuffix(".tar"))
+    """The words of a name: those of a-test-000001.tar are a and test."""
+    return re.findall(r"[a-z]+", path.name.lower().removesuffix(".tar")) or [""]
 
 
 def listed(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*.tar") if not path.name.startswith("."))
+    """The shards of a folder; what `datasets` keeps of computed columns (cache-….arrow) is none."""
+    return sorted(
+        path for path in folder.iterdir() if path.suffix in SHARDS and not path.name.startswith((".", "cache-"))
+    )
 
 
 class ShardRows(Rows):
@@ -134,11 +167,13 @@ class ShardRows(Rows):
         self.damage: list[str] = []
         self.unlabelled = 0
         self.multilabel = False
+        self.classes: tuple[str, ...] | None = None  # names of class numbers that the shards themselves tell
 
     def add_shard(self, shard: Path, contents: Contents) -> None:
         self.members.shards.append(shard)
         self.notes += contents.notes
         self.damage += contents.damage
+        self.classes = self.classes or contents.classes
         self.multilabel = self.multilabel or contents.multilabel
         for name, offset, size, row in contents.samples:
             where = quoted(shard / name)
@@ -149,11 +184,14 @@ class ShardRows(Rows):
             self.add(name, labels=labels, span=row.span, fold=row.fold, where=where, offset=offset, size=size)
 
 
-def scan_shards(root: Path, files: ShardFiles, extensions: Sequence[str], *, workers: int = 0) -> DataListing:
+def scan_shards(
+    files: ShardFiles, extensions: Sequence[str], columns: Sequence[str] | None = None, *, workers: int = 0
+) -> DataListing:
     """What the headers and labels of all shards say."""
+    root = files.root
     numbers: dict[Label, int] = {}
     collected: list[ShardRows] = []
-    scan = partial(scan_shard, extensions=tuple(extensions))
+    scan = partial(scan_shard, extensions=tuple(extensions), columns=columns)
     for shards in (files.train, files.test):
         collected.append(ShardRows(numbers))
         results = map_in_order(scan, shards, workers=workers, records=(Contents, ShardSample, ShardRow))
@@ -179,13 +217,13 @@ def scan_shards(root: Path, files: ShardFiles, extensions: Sequence[str], *, wor
     multilabel = train.multilabel or (test is not None and test.multilabel)
     to_train, folds = train.finish(final, multilabel=multilabel)
     to_test = None if test is None else test.finish(final, multilabel=multilabel)[0]
-    return DataListing(to_train, to_test, classes, folds, tuple(notes))
+    return DataListing(to_train, to_test, classes, folds, tuple(dict.fromkeys(notes)))
 
 
 def number_classes(root: Path, train: ShardRows, test: ShardRows | None) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """The classes in order (by classes.txt, by number, or by name), and the position among them of each label, by the
-    number it was given when it was first seen."""
-    classes = read_label_file(root).names
+    """The classes in order (by classes.txt, the shards' own names, by number, or by name), and the position among them
+    of each label, by the number it was given when it was first seen."""
+    classes = read_label_file(root).names or train.classes
     seen = [label for label, number in train.numbers.items() if number in train.first]
     numbered = classes is not None or all(isinstance(label, int) for label in seen)
     if classes is None and numbered:

@@ -15,6 +15,9 @@ from bridle.errors import DataError, quoted
 
 Label = int | str
 
+ARROW = ".arrow"
+SHARDS = {".tar": "a tar", ARROW: "an Arrow"}  # files that hold samples, by ending
+
 LARGEST_LABEL = 65_536  # bytes; a label file that is longer is something else
 LARGEST_ROWS = 2**24  # bytes of a JSON member that is read
 LARGEST_MEMBER = 2**48  # bytes; what claims more is damaged
@@ -45,6 +48,7 @@ class Contents(NamedTuple):
     multilabel: bool = False  # does any sample have a list of labels
     notes: tuple[str, ...] = ()  # what was left aside
     damage: tuple[str, ...] = ()  # where samples are lost
+    classes: tuple[str, ...] | None = None  # names of class numbers, where the shard has them
 
 
 class Note(NamedTuple):
@@ -54,15 +58,24 @@ class Note(NamedTuple):
     multilabel: bool = False
 
 
-def scan_shard(shard: Path, *, extensions: Sequence[str]) -> Contents | DataError:
-    """The samples of a shard in the order in which they lie there; a label that is none is returned as the error."""
+def scan_shard(shard: Path, *, extensions: Sequence[str], columns: Sequence[str] | None = None) -> Contents | DataError:
+    """The samples of a shard in the order in which they lie there; a label that is none is returned as the error.
+
+    `columns` of Arrow files are the input and the label, see `arrow_file`.
+    """
     try:
+        if shard.suffix.lower() == ARROW:
+            from bridle.data.shards.arrow_file import scan_arrow
+
+            return scan_arrow(shard, extensions=extensions, columns=columns)
         with tarfile.open(shard, "r:", errors="surrogateescape") as archive, shard.open("rb") as file:
             return Scan(shard, archive, file, extensions).run()
     except DataError as error:  # a worker that raises it would lose its form
         return error
     except DAMAGE as error:
-        return Contents([], damage=(f"{quoted(shard)} cannot be read as a tar file: {quoted(error)}.",))
+        return Contents(
+            [], damage=(f"{quoted(shard)} cannot be read as {SHARDS[shard.suffix.lower()]} file: {quoted(error)}.",)
+        )
     except OSError as error:
         return Contents([], damage=(f"{quoted(shard)} cannot be read: {error.strerror or error}.",))
 

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from bridle.errors import DataError, quoted
+from bridle.files import stamp
 
 
 class TarMember(NamedTuple):
@@ -76,6 +77,11 @@ def open_regular(path: Location) -> FileIO | TarMemberFile:
         os.close(handle)
         raise DataError(f"{quoted(path)} is not a file.")
     return FileIO(handle)  # without a buffer, because a decoder goes on with the bare handle
+
+
+def byte_count(location: Location) -> int:
+    """Bytes of a file or member; -1 if the file is not there."""
+    return location.size if isinstance(location, TarMember) else stamp(location)[0]
 
 
 class TarMemberFile(RawIOBase):

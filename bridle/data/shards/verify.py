@@ -40,6 +40,7 @@ class ShardCheck(NamedTuple):
 def check_shards(root: Path, *, workers: int = 0, tell: Tell | None = None) -> ShardCheck:
     """Read every shard of a folder once, from end to end where its checksum is known, else its headers."""
     files = split_shards(root)
+    root = files.root
     names = [file.relative_to(root).as_posix() for file in (*files.train, *files.test)]
     facts = read_shards_manifest(root)
     stated = {} if facts is None else {str(row["name"]): row for row in facts["shards"]}

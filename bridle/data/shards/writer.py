@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 
 from bridle.data.inspect.statistics import guess_modality
 from bridle.data.listing.folders import files_below
-from bridle.data.listing.layouts import find_listing, tell_layout
+from bridle.data.listing.layouts import find_listing, holds_shards
 from bridle.data.listing.table import DataListing, Listing
 from bridle.data.listing.table_on_disk import FORMAT, store_index
 from bridle.data.loading.worker_pool import map_in_order
 from bridle.data.modality import Modality, all_extensions, file_modalities, file_modality
-from bridle.data.shards.packing import entry_bytes, pack, rows_of
+from bridle.data.shards.packing import pack, rows_of
 from bridle.data.shards.reader import INDEX, scan_shards, shards_key, split_shards
+from bridle.data.shards.tar_member import byte_count
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked as locked_file
 from bridle.files import replacing, sha256_of, sha256_of_json, stamp, write_json
@@ -130,8 +131,8 @@ def files_to_shard(path: Path, *, source: str | None) -> Gathered:
 
     Rows of a manifest that name files of another modality are left out when they are written, and listed as skipped.
     """
-    if path.is_dir() and tell_layout(path) == "shards":
-        raise UsageError(f"{quoted(path)} holds shards already; give the folder or the list of the files themselves.")
+    if holds_shards(path):
+        raise UsageError(f"{quoted(path)} holds shards already, which training reads as they are.")
     modality = guess_modality(path) if source is None else file_modality(source, option="--source")
     found = find_listing(path, extensions=modality.extensions)
     if path.is_file():
@@ -192,7 +193,7 @@ def plan(split: str, listing: Listing, limit: int) -> Iterator[Job]:
     for at, path in enumerate(listing.paths):
         if path == last:
             continue
-        last, more = path, entry_bytes(path) + SAMPLE_OVERHEAD
+        last, more = path, max(byte_count(path), 0) + SAMPLE_OVERHEAD
         if size and size + more > limit:
             yield Job(split, number, range(first, at))
             first, size, number = at, 0, number + 1
@@ -255,8 +256,8 @@ def finish(
     if skipped:
         (out / SKIPPED).write_text("".join(json.dumps(row) + "\n" for row in skipped), encoding="utf-8")
     files = split_shards(out)
-    listing = scan_shards(out, files, extensions, workers=workers)
-    store_index(out / INDEX, listing, key=shards_key(out, files, extensions), root=out)
+    listing = scan_shards(files, extensions, workers=workers)
+    store_index(out / INDEX, listing, key=shards_key(files, extensions), root=out)
     samples: dict[str, int] = {}
     for record in records:
         samples[record.split] = samples.get(record.split, 0) + record.samples

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from bridle.config import Config
 from bridle.data.file_source import open_splits
@@ -12,8 +11,9 @@ from bridle.data.inspect.findings import CheckOptions, Facts
 from bridle.data.listing.table import DataListing
 from bridle.data.loading.watchdog import reason, renew
 from bridle.data.modality import Modality, VitInput
+from bridle.data.shards.tar_member import Location
 from bridle.data.sources import Reader, Splits
-from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos
+from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos, address_of
 from bridle.errors import needs
 
 SHORTFALL = 0.97  # headers of videos are often a little wrong; less than this share of the frames is a cut file
@@ -38,7 +38,7 @@ def open_reader(config: Config) -> Reader:
     return VideoReader(decoding_of(config))
 
 
-def check_video(path: Path, options: CheckOptions) -> Facts:
+def check_video(path: Location, options: CheckOptions) -> Facts:
     """The first video track, its first `options.frames` frames decoded."""
     with needs("video"):
         import av
@@ -46,7 +46,7 @@ def check_video(path: Path, options: CheckOptions) -> Facts:
     from bridle.data.video.decode import opened
 
     count, height, width, trouble = 0, 0, 0, ""
-    with opened(str(path)) as (container, stream):
+    with opened(address_of(path)) as (container, stream):
         try:
             for frame in container.decode(stream):
                 renew()

@@ -12,7 +12,6 @@ from math import log2, prod
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,7 +38,7 @@ from bridle.train.detokenizer import read_detokenizer
 
 ITEMS, SOUND_ITEMS = 128, 12  # measured without --items; finding the phases of a sound takes long
 NO_WAVEFORM = "These sounds exist as features only; Opus and MP3 need a waveform."
-GUESSED_PHASES = "Phases of decoded sounds are guessed, so that their SI-SDR says nothing; that of Opus and MP3 does."
+GUESSED_PHASES = "SI-SDR is in rate.json, for Opus and MP3 only: codes do not keep phases."
 
 
 class Item(NamedTuple):
@@ -109,8 +108,7 @@ def rate_run(folder: Path, config: Config, tokenizer: Tokenizer, *, iteration: i
 
 def measure_rates(codec: Codec, config: Config, held: Held, *, iteration: int, items: int) -> RateDistortion:
     """Rates and distortions of `items` held-out items, spread evenly over them; unreadable ones are left out."""
-    places = np.linspace(0, len(held.test) - 1, min(items, len(held.test))).round().astype(int)
-    chosen = list(load_items(codec, config, held, [held.test[i] for i in places]))
+    chosen = list(load_items(codec, config, held, held.spread(items)))
     if not chosen:
         raise DataError("none of the held-out items can be read.")
     kind = "sound" if is_spectrogram(config) else "picture" if modality_of(config).is_unit_range else "array"
@@ -161,9 +159,9 @@ def distortion(guess: Tensor, item: Item, front: LogMel | None, kind: str) -> Di
         return picture_distortion(guess.clamp(0, 1), item.x)
     if front is None:
         return Distortion()
-    wave = invert_logmel(guess[0], front)
     features = log_spectral_distance(guess[0], item.x[0])
-    return sound_distortion(wave, item, front).model_copy(update={"feature_distance": features})
+    heard = sound_distance(invert_logmel(guess[0], front), item, front)
+    return Distortion(log_spectral_distance=heard, feature_distance=features)
 
 
 def picture_distortion(guess: Tensor, x: Tensor) -> Distortion:
@@ -172,15 +170,18 @@ def picture_distortion(guess: Tensor, x: Tensor) -> Distortion:
     return Distortion(psnr=psnr(guess, x), ssim=sum(ssim(a, b) for a, b in frames) / len(frames))
 
 
-def sound_distortion(wave: Tensor, item: Item, front: LogMel) -> Distortion:
-    """LSD of the features of a waveform, and SI-SDR where the original waveform is known."""
+def sound_distance(wave: Tensor, item: Item, front: LogMel) -> float:
+    """LSD of the features of a waveform."""
     features = front(wave)
     count = min(len(features), item.x.shape[1])
-    lost = log_spectral_distance(features[:count], item.x[0, :count])
-    if item.wave is None:
-        return Distortion(log_spectral_distance=lost)
-    length = min(len(wave), len(item.wave))
-    return Distortion(log_spectral_distance=lost, si_sdr=si_sdr(wave[:length], item.wave[:length]))
+    return log_spectral_distance(features[:count], item.x[0, :count])
+
+
+def coded_distortion(decoded: Tensor, wave: Tensor, item: Item, front: LogMel) -> Distortion:
+    """LSD and SI-SDR of what a codec made of an item's waveform."""
+    length = min(len(decoded), len(wave))
+    lost = sound_distance(decoded, item, front)
+    return Distortion(log_spectral_distance=lost, si_sdr=si_sdr(decoded[:length], wave[:length]))
 
 
 def mean_of(found: Sequence[Distortion]) -> Distortion:
@@ -233,7 +234,7 @@ def sound_points(items: Sequence[Item], front: LogMel) -> tuple[list[AnchorPoint
         for kbits in anchors.BITRATES[codec]:
             coded = [anchors.sound(wave, front.sample_rate, codec, kbits) for _, wave in heard]
             pairs = zip(coded, heard, strict=True)
-            lost = mean_of([sound_distortion(one.decoded, item, front) for one, (item, _) in pairs])
+            lost = mean_of([coded_distortion(one.decoded, wave, item, front) for one, (item, wave) in pairs])
             rate = sum(one.bits for one in coded) / seconds
             name, setting = anchors.NAMES[codec], f"{kbits} kbit/s"
             found.append(AnchorPoint(codec=name, setting=setting, rate=rate, **lost.model_dump()))

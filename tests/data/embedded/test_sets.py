@@ -16,8 +16,15 @@ from torch import Tensor
 
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.embedded import sets as embedded_sets
+from bridle.data.embedded.patterns import COURSES, PATTERNS
 
-MAKERS = (embedded_sets.digits, embedded_sets.moving_digits, embedded_sets.sounds)
+MAKERS = (
+    embedded_sets.digits,
+    embedded_sets.moving_digits,
+    embedded_sets.patterns,
+    embedded_sets.moving_patterns,
+    embedded_sets.sounds,
+)
 
 
 def sources(make: object) -> tuple[TensorSource, TensorSource]:
@@ -39,6 +46,8 @@ def score(classifier: object, features: Callable[[Tensor], Tensor], make: object
     [
         (embedded_sets.digits, (1, 16, 16), (1437, 360), 10),
         (embedded_sets.moving_digits, (1, 8, 24, 24), (2400, 600), 8),
+        (embedded_sets.patterns, (1, 32, 32), (4000, 600), 10),
+        (embedded_sets.moving_patterns, (1, 12, 24, 24), (4000, 600), 8),
         (embedded_sets.sounds, (1, 96, 64), (2000, 500), 10),
     ],
 )
@@ -142,6 +151,39 @@ def test_the_change_between_frames_tells_the_direction() -> None:
         return peaks / peaks.amax(dim=(-2, -1), keepdim=True)
 
     assert score(RidgeClassifier(100.0), correlation, embedded_sets.moving_digits) > 0.95
+
+
+def test_pixels_do_not_tell_the_pattern() -> None:
+    assert score(RidgeClassifier(1000.0), lambda x: x, embedded_sets.patterns) < 0.25
+
+
+def test_patterns_are_in_the_range_of_pictures_and_use_it() -> None:
+    for make in (embedded_sets.patterns, embedded_sets.moving_patterns):
+        x = sources(make)[0].x
+        assert x.min() >= 0
+        assert x.max() <= 1
+        assert 0.3 < x.mean() < 0.5
+        assert x.std() > 0.15
+
+
+def test_stripes_change_along_one_axis_and_a_grid_along_both() -> None:
+    lines = torch.arange(32.0)
+    u, v = (lines / 8).expand(1, 1, 32, 32), (lines / 8)[:, None].expand(1, 1, 32, 32)
+    for name, axes in (("stripes", (True, False)), ("grid", (True, True)), ("weave", (True, True))):
+        x = PATTERNS[name](u, v)
+        assert x.abs().max() <= 1
+        assert (bool(x.diff(dim=-1).abs().max() > 0.1), bool(x.diff(dim=-2).abs().max() > 0.1)) == axes
+
+
+def test_clips_take_the_course_that_the_label_says() -> None:
+    train, _ = sources(embedded_sets.moving_patterns)
+    contrast = train.x[:, 0].std(dim=(-2, -1))  # (N, frames)
+    unsteady = (contrast.std(dim=1) / contrast.mean(dim=1)).reshape(-1, len(COURSES)).mean(0)  # by class
+    fading = {COURSES[i] for i in unsteady.argsort(descending=True)[:2]}
+    assert fading == {"pulse", "flicker"}
+    still = (train.x.diff(dim=2).abs().amax(dim=(1, 3, 4)) < 1e-6).float().mean(1).reshape(-1, len(COURSES)).mean(0)
+    assert {COURSES[i] for i in still.argsort(descending=True)[:2]} == {"jerk", "flicker"}  # frames like the one before
+    assert still[COURSES.index("drift")] == 0
 
 
 def test_sounds_are_neither_trivial_nor_hopeless_for_averages() -> None:

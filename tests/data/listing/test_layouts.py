@@ -212,7 +212,7 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
         find(tmp_path, "lists")
     with pytest.raises(DataError, match=r"has no meta/esc50.csv"):
         find(tmp_path, "esc50")
-    with pytest.raises(UsageError, match=r"no \.tar files in"):
+    with pytest.raises(UsageError, match=r"no \.tar or \.arrow files in"):
         find(tmp_path, "shards")
 
 

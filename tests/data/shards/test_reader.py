@@ -252,7 +252,7 @@ def test_what_is_no_sample_and_label_is_refused_with_its_place(
 def test_folders_without_usable_shards_are_refused_with_advice(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         find_data(root=str(tmp_path / "nowhere"), manifest=None, layout="shards", extensions=EXTENSIONS)
-    with pytest.raises(UsageError, match=r"no \.tar files"):
+    with pytest.raises(UsageError, match=r"no \.tar or \.arrow files"):
         find_shards(tmp_path, extensions=EXTENSIONS)
     (tmp_path / "a.tar.gz").write_bytes(b"")
     with pytest.raises(UsageError, match="decompress"):

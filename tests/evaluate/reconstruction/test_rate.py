@@ -17,7 +17,7 @@ from bridle.errors import UsageError
 from bridle.evaluate.codebooks.command import reconstruct_run
 from bridle.infer.detokenizer import detokenizer_run
 from bridle.report.page import read_run, write_report
-from bridle.report.reconstruction import rate_view
+from bridle.report.reconstruction import rate_view, shown_range
 from bridle.report.token_maps import gallery_of
 from bridle.runs.reconstruction import AnchorPoint, RateDistortion, RatePoint, cheapest, read_reconstruction
 
@@ -73,6 +73,8 @@ def test_sounds_have_players_anchors_and_the_loss_of_the_inversion(small: Small,
     assert found.unit == "bits per second"
     assert found.by_stages[-1].rate == pytest.approx(4 * 4 * 96 / 0.96)  # 96 tokens in 96 frames of 10 ms
     assert {point.codec for point in found.anchors} == {"Opus", "MP3"}
+    assert all(point.si_sdr is None for point in found.by_stages)  # phases are guessed
+    assert all(point.si_sdr is not None for point in found.anchors)
     assert found.inversion is not None and found.inversion.feature_distance == 0.0
     assert 0 < (found.inversion.log_spectral_distance or 0) < 3
     versions = gallery_of(folder).decoded[0].versions
@@ -93,6 +95,10 @@ def test_a_run_without_a_detokenizer_names_the_command(small: Small, tmp_path: P
     done = bridle("codebooks", folder, "--reconstruct")
     assert done.code == 2
     assert len(done.err.strip().splitlines()) == 1
+
+
+def test_a_codec_that_loses_nothing_does_not_flatten_the_curve_of_the_codes() -> None:
+    assert shown_range([19.0, 22.0], (5.0, 120.0)) == (5.0, 37.0)
 
 
 def test_an_anchor_is_the_cheapest_that_is_as_good() -> None:

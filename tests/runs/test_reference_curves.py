@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from bridle import api
-from bridle.config import Config, dump_config, load_config, recipe_names
+from bridle.config import Config, dump_config, load_config, recipe_names, with_statistics
 from bridle.grid.demo import MODALITIES, demo_arguments
-from bridle.train import reference_curves, step_metrics
+from bridle.runs import reference_curves
+from bridle.runs.reference_curves import Band, Curves, CurveWatch, curve_names, method_key, parse_curves
+from bridle.train import step_metrics
 from bridle.train.algorithm1 import schedule
 from bridle.train.engine import phase_key
-from bridle.train.reference_curves import Band, Curves, CurveWatch, curve_names, method_key, parse_curves
-from bridle.train.run import with_statistics
 
 HOW = "make it anew: benchmarks/expected_curves.py says how"
 POINTS = {

@@ -19,11 +19,10 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any, NamedTuple
 
-from bridle.config import Config, differences, load_config, recipe_names
+from bridle.config import Config, differences, load_config, recipe_names, with_statistics
 from bridle.config.load import shipped_names
 from bridle.errors import BridleError
 from bridle.runs.folder import FREE_KEYS
-from bridle.train.run import with_statistics
 
 FORMAT = 1
 WIDTH = 4.0  # spreads on either side of the mean
