@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,7 @@ WORKER = Path(worker.__file__)
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
 LAUNCH = [sys.executable, "-m", "bridle", "launch", "--devices", "2", "--"]
 ROOT = WORKER.parents[1]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -62,10 +64,24 @@ def two(one: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two")
     with pytest.raises(Interrupted), worker.Recorder(out / "before", 0).listening(worker.stop_once):
         api.pretrain("digits-tiny", out=out / "from-one", overrides=worker.NO_PROBE)
-    words = [*TORCHRUN, str(out)]
-    done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
+    before = tmp_path_factory.mktemp("before") / "whole"
+    shutil.copytree(out, before)
+    done = all_scenarios(out)
+    if re.search(r"exitcode: -(6|11)\b", done.stderr):  # SIGABRT or SIGSEGV: not raised by Python code
+        # Seen once in some fifty runs, "free(): unaligned chunk" while FSDP2 trained over gloo in torch 2.13; not
+        # reproduced since, with checking allocators or valgrind. A second crash fails, and this one is not hidden.
+        warnings.warn(f"native code crashed, all scenarios are run again: {done.stderr[-6000:]}", stacklevel=1)
+        shutil.rmtree(out)
+        shutil.copytree(before, out)
+        done = all_scenarios(out)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
+
+
+def all_scenarios(out: Path) -> subprocess.CompletedProcess[str]:
+    """ranks_worker.py in two processes."""
+    words = [*TORCHRUN, str(out)]
+    return subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=900, check=False)
 
 
 def samples(*files: Path) -> dict[tuple[str, int], list[int]]:
@@ -79,7 +95,7 @@ def samples(*files: Path) -> dict[tuple[str, int], list[int]]:
 
 def worst(a: dict[str, Tensor], b: dict[str, Tensor], *, codebooks: bool) -> float:
     """The largest difference of codebooks, or of weights; key biases are left out, softmax takes no notice of them."""
-    names = [n for n in a if ("quantizer" in n) == codebooks and a[n].is_floating_point() and ".qkv.bias" not in n]
+    names = [n for n in a if ("quantizer" in n) == codebooks and a[n].is_floating_point() and "kv.bias" not in n]
     assert a.keys() == b.keys()
     assert names
     return max(float((a[n] - b[n]).abs().max()) for n in names)

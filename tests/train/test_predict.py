@@ -169,6 +169,10 @@ def test_micro_batches_give_the_update_and_accuracy_of_the_whole_batch(small: Sm
     for one, other in zip(*accuracies, strict=True):
         assert one == pytest.approx(other, abs=1e-6)
     for name, whole in states[0].items():
+        # The softmax takes no notice of key biases: their gradient is rounding, and Adam scales it up.
+        if name.endswith("kv.bias"):
+            keys = slice(16, 32) if name.endswith("qkv.bias") else slice(16)
+            whole[keys] = states[1][name][keys]
         torch.testing.assert_close(states[1][name], whole, atol=2e-4, rtol=1e-3, msg=name)
 
 
