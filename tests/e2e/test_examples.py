@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -70,6 +71,12 @@ def test_a_language_model_over_codes_makes_new_digits(main: Callable[..., dict[s
     assert result.copies == 0.0
     assert result.distance > 0.5 * result.held_out_distance
     assert result.pictures.is_file()
+
+
+def test_the_same_sequences_train_a_model_of_transformers() -> None:
+    bits_of = runpy.run_path(str(EXAMPLES / "generate.py"))["transformers_bits"]
+    codes = (torch.arange(6)[:, None] + torch.tensor([0, 3])).expand(32, 6, 2) % 8  # (32, T, M), always the same
+    assert bits_of(codes, codes[:4], (8, 8), 30) < 0.5  # of 3 bits
 
 
 def test_every_example_is_tested() -> None:

@@ -114,6 +114,20 @@ def test_a_run_without_a_detokenizer_names_the_command(small: Small, tmp_path: P
         model.decode_to_input(torch.zeros(1, model.geometry.tokens, 4, dtype=torch.long))
 
 
+@pytest.mark.parametrize("kind", ["tokenizer.later=vit", "tokenizer.later=features", "quantizer=vq"])
+def test_every_kind_of_tokenizer_gets_a_detokenizer_in_every_iteration(small: Small, tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "run"
+    api.pretrain(small(kind, "quantizer.codes=16", "probe.enabled=false", steps=2), out=folder)  # two iterations
+    before = digests(folder)
+    for iteration in (1, 2):
+        path = detokenizer_run(folder, ["max_steps=2", "detokenizer.items=8"], iteration=iteration)
+        assert path.parent.name == f"iter{iteration}"
+    assert digests(folder) == before
+    model = load(folder)
+    x = torch.rand(2, 1, 16, 16, generator=generator("kinds"))
+    assert model.decode_to_input(model.tokenize(x)).shape == x.shape
+
+
 def test_pictures_go_to_codes_and_back_by_commands(run: Path, tmp_path: Path) -> None:
     for number in range(3):
         pixels = (generator("png", number).initial_seed() >> np.arange(64).reshape(8, 8) % 50 & 255).astype(np.uint8)

@@ -24,7 +24,7 @@ from bridle.runs.checkpoint import checkpoint_folders, load, publish
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import Results
 from bridle.runs.results_file import ResultsFile
-from bridle.train import engine, phases
+from bridle.train import engine, joint, phases
 from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedule
 from bridle.train.engine import fit
 from bridle.train.optim import build_optimizer, decays, learning_rate
@@ -289,6 +289,13 @@ def test_norms_biases_tokens_and_codes_do_not_decay(small: Small) -> None:
         assert decays(name, parameter) == (not free)
 
 
+def test_pretraining_and_fine_tuning_have_betas_of_their_own(small: Small) -> None:
+    config = small()
+    heads = {"heads": build_nets(config).heads}
+    betas = [build_optimizer(heads, phase).param_groups[0]["betas"] for phase in (config.encoder_phase, config.finetune)]
+    assert betas == [(0.9, 0.95), (0.9, 0.999)]
+
+
 def test_a_row_of_metrics_has_what_people_look_for(small: Small, tmp_path: Path) -> None:
     run = a_run(small(), tmp_path)
     train(run, Turn(1, "encoder"))
@@ -354,8 +361,8 @@ def test_draws_are_made_for_the_global_batch(small: Small, tmp_path: Path) -> No
     assert not torch.equal(draws.mask(whole).visible, other.mask(whole).visible)
 
 
-def redraws(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many codes each call redrew in a tokenizer phase whose first codebook has codes that nothing chooses."""
+def redraws(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch, *, phase: str = "tokenizer") -> list[int]:
+    """How many codes each call redrew in a phase whose first codebook begins with codes that nothing chooses."""
     run = a_run(config, folder, later_tokenizer=True)
     counts: list[int] = []
     original = ResidualQuantizer.reset_codes
@@ -372,8 +379,9 @@ def redraws(config: Config, folder: Path, monkeypatch: pytest.MonkeyPatch) -> li
         book.restart(torch.full_like(book.code, 50.0), torch.arange(len(book.code)) < 5)
 
     monkeypatch.setattr(ResidualQuantizer, "reset_codes", spy)
-    monkeypatch.setattr(phases, "start_codebooks", start_far_away)
-    train(run, Turn(2, "tokenizer"))
+    for module in (phases, joint):
+        monkeypatch.setattr(module, "start_codebooks", start_far_away)
+    train(run, Turn(2, phase))
     return counts
 
 
@@ -383,6 +391,13 @@ def test_codes_that_died_are_redrawn_while_the_tokenizer_learns(
     counts = redraws(small("quantizer.reset_every=2", steps=6), tmp_path, monkeypatch)
     assert counts[0] >= 5  # after two steps; every code out of reach has a new place
     assert len(counts) <= 2  # after steps 2 and 4: the last two steps only settle
+
+
+def test_codes_that_died_are_redrawn_in_joint_training_too(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small("schedule.mode=joint", "schedule.joint_every=2", "quantizer.reset_every=2", steps=6)
+    assert redraws(config, tmp_path, monkeypatch, phase="joint")[0] >= 5
 
 
 @pytest.mark.parametrize("off", ["quantizer.reset_every=0", "quantizer.reset_below=0"])

@@ -7,7 +7,7 @@ import os
 import pickle
 import tracemalloc
 from functools import partial
-from math import log
+from math import exp, log
 from pathlib import Path
 
 import numpy as np
@@ -252,6 +252,14 @@ def test_gain_shifts_the_features(tmp_path: Path) -> None:
     decibels = [float(shift.mean()) * 10 / log(10) for shift in shifts]
     assert all(abs(db) <= 6.001 for db in decibels)
     assert max(decibels) - min(decibels) > 6
+
+
+def test_the_released_gain_shifts_the_features_too(tmp_path: Path) -> None:
+    paths = write(tmp_path, noise(SAMPLES))
+    shifts = [source(paths, gain_beta=10.0).load(0, seeded(seed)).x - whole(paths) for seed in range(20)]
+    gains = [exp(float(shift.mean()) / 2) for shift in shifts]  # of amplitudes
+    assert all(0.5 < gain < 1.5 for gain in gains)
+    assert max(gains) - min(gains) > 0.2
 
 
 def test_stripes_are_filled_with_the_mean_of_the_clip(tmp_path: Path) -> None:
