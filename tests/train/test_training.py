@@ -292,7 +292,9 @@ def test_norms_biases_tokens_and_codes_do_not_decay(small: Small) -> None:
 def test_pretraining_and_fine_tuning_have_betas_of_their_own(small: Small) -> None:
     config = small()
     heads = {"heads": build_nets(config).heads}
-    betas = [build_optimizer(heads, phase).param_groups[0]["betas"] for phase in (config.encoder_phase, config.finetune)]
+    betas = [
+        build_optimizer(heads, phase).param_groups[0]["betas"] for phase in (config.encoder_phase, config.finetune)
+    ]
     assert betas == [(0.9, 0.95), (0.9, 0.999)]
 
 
