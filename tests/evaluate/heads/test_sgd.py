@@ -119,6 +119,19 @@ def test_epochs_batch_and_warm_up_decide_rates_and_steps(monkeypatch: pytest.Mon
     assert rates == pytest.approx([0.2, 0.4, 0.4, 0.3732, 0.3, 0.2, 0.1, 0.0268], abs=1e-4)
 
 
+def test_betas_decay_and_draws_of_an_epoch_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def watched(self: torch.optim.AdamW) -> None:
+        weight, bias = self.param_groups
+        seen.append((weight["betas"], bias["betas"], weight["weight_decay"], bias["weight_decay"]))
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    optimizer = {"head": "adamw", "learning_rate": 0.4, "betas": (0.8, 0.9), "weight_decay": 0.3}
+    fit(clouds(40), **optimizer, epochs=4, batch=20, epoch_items=60)
+    assert seen == [((0.8, 0.9), (0.8, 0.9), 0.3, 0.0)] * 12  # four epochs of three steps
+
+
 def test_balanced_sampling_draws_rare_classes_as_often_as_common_ones() -> None:
     y = torch.eye(2)[torch.tensor([0] * 90 + [1] * 10)]
     settings = ProbeConfig(head="adamw", sampling="balanced", epoch_items=1000, batch=100)
