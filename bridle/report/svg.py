@@ -115,7 +115,7 @@ def quiet(ax: Any, theme: Theme, *, grid: bool = True) -> None:
     """Axes that stay behind the data: no frame, a faint grid, small grey numbers."""
     ax.spines[["top", "right", "left"]].set_visible(False)
     ax.spines["bottom"].set_color(theme["line"])
-    ax.tick_params(length=0, labelcolor=theme["muted"], labelsize=FONT_SIZE - 0.5)
+    ax.tick_params(which="both", length=0, pad=3, labelcolor=theme["muted"], labelsize=FONT_SIZE - 0.5)
     ax.locator_params(axis="both", nbins=5)
     ax.set_axisbelow(True)
     ax.set_facecolor("none")
