@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import Overrides, Recipe, make_precision_safe
+from bridle.console import json_output
 from bridle.errors import UsageError
 
 bench_app = typer.Typer(
@@ -25,6 +26,7 @@ def _tell(text: str) -> None:
 
 def _show(table: str, out: Path | None) -> None:
     """Print a table, and write it to a file if one is named."""
+    json_output.result("bench", table=table)
     typer.echo(table)
     if out is not None:
         out.write_text(table, encoding="utf-8")

@@ -113,9 +113,9 @@ On = Annotated[
 
 
 def show_results(
-    run: Path, results: str = "results.json", *, overrides: Sequence[str] = (), on: str | None = None
+    run: Path, results: str = "results.json", *, command: str, overrides: Sequence[str] = (), on: str | None = None
 ) -> None:
-    """The results of a run as a table, then what was written and what to do next, on the same data."""
+    """The results that `command` wrote as a table, then what was written and what to do next, on the same data."""
     from bridle.report.runs import read_run
     from bridle.report.tables import few_shot_table, results_table
 
@@ -123,7 +123,7 @@ def show_results(
         return
     terminal = screen()
     found = read_run(run, results=results)
-    json_output.result(found.results.evaluation, found.results, path=run / results)
+    json_output.result(command, found.results, path=run / results)
     for table in (results_table([found]), few_shot_table(found.results)):
         if table is not None:
             terminal.print(table)
@@ -159,14 +159,14 @@ def show_verdict(run: Path, results: Results) -> None:
         screen().print(line.replace("RUN", str(run)))
 
 
-def show_written(written: Any, *, reader: str) -> None:
-    """What `tokenize` or `embed` wrote, what it could not read, and how to go on; printed by the first process."""
+def show_written(written: Any, *, command: str, reader: str) -> None:
+    """What tokenize or embed wrote, what it could not read, and how to go on; printed by the first process."""
     if not is_first_process():
         return
     if written.failed:
         total = written.files + written.failed
         typer.echo(f"{written.failed} of {total} files could not be read; see {written.quarantine}", err=True)
-    json_output.result(written.header.kind, written)
+    json_output.result(command, written)
     header, rows = written.header, f"{written.rows:,} rows"
     if header.kind == "codes":
         rows += f" of {len(header.codebook_sizes)} codes, {header.bits_per_token:g} bits each"

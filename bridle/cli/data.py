@@ -143,6 +143,7 @@ def show_shard_check(folder: Path, path: str, *, out: Path | None, workers: int,
     typer.echo(f"verdict   {f'{len(found.faults)} faults' if found.faults else sound}")
     if not found.verified and not found.faults:
         return False
+    json_output.result("data check", found)
     if out is not None:
         lines = [json_line({"path": one.path, "finding": "damaged", "detail": one.detail}) for one in found.faults]
         summary = {"shards": found.shards, "samples": found.samples, "faults": len(found.faults)}
@@ -188,6 +189,7 @@ def data_shard(
             workers=processes(workers),
             tell=tell,
         )
+    json_output.result("data shard", done, kind=todo.modality.name)
     parts = ", ".join(f"{count:,} {split}" for split, count in done.samples.items())
     typer.echo(f"wrote {out}: {done.shards:,} shards, {done.bytes / 1e6:,.1f} MB, {parts} ({todo.modality.name})")
     if done.kept:

@@ -53,7 +53,8 @@ def probe(
 
         show_curve(run, curve_run(run, [*(overrides or []), *changes]))
         return
-    show_results(run, probe_run(run, [*(overrides or []), *changes], on=on).name, overrides=overrides or [], on=on)
+    path = probe_run(run, [*(overrides or []), *changes], on=on)
+    show_results(run, path.name, command="probe", overrides=overrides or [], on=on)
 
 
 def show_curve(run: Path, path: Path) -> None:
@@ -64,7 +65,7 @@ def show_curve(run: Path, path: Path) -> None:
     if not is_first_process():
         return
     found = read_results(path)
-    json_output.result("curve", found, path=path)
+    json_output.result("probe --curve", found, path=path)
     screen().print(curve_table(found))
     drawn = write_curves({run.name: [curve_of(found)]}, run / "figures" / "probe-curve")
     typer.echo(f"wrote {path}" + "".join(f" and {file}" for file in drawn))
@@ -82,7 +83,7 @@ def knn(run: RunArgument, overrides: Overrides = None, on: On = None, no_cache: 
 
     run = results_folder(run)
     changes = [*(overrides or []), *(["probe.cache_mb=0"] if no_cache else [])]
-    show_results(run, knn_run(run, changes, on=on).name, overrides=overrides or [], on=on)
+    show_results(run, knn_run(run, changes, on=on).name, command="knn", overrides=overrides or [], on=on)
 
 
 @app.command(rich_help_panel=EVALUATE)
@@ -133,7 +134,7 @@ def show_reconstruction(run: Path, overrides: list[str], *, iteration: int | Non
     written, terminal = reconstruct_run(run, overrides, iteration=iteration, items=items), screen()
     for path in written:
         found = read_reconstruction(path, RateDistortion)
-        json_output.result("reconstruct", found, path=path)
+        json_output.result("codebooks --reconstruct", found, path=path)
         terminal.print(rate_table(found))
         typer.echo(f"wrote {path}")
     typer.echo(f"Next:  bridle report {run}")

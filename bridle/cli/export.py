@@ -72,6 +72,7 @@ def convert(
     from bridle.export.convert import convert_file
 
     found = convert_file(file, out, key=key, overwrite=overwrite)
+    json_output.result("convert", found, path=out)
     typer.echo(f"wrote {out}: {found.describe()}")
     typer.echo(f"Next:  bridle import {out} --out models/{out.stem}")
 
@@ -95,6 +96,7 @@ def import_weights(
 
     given, licence = overrides or [], data_licence
     found = import_vit(file, out, recipe=recipe, overrides=given, data_licence=licence, overwrite=overwrite)
+    json_output.result("import", path=out, recipe=found.recipe, settings=found.lines)
     for line in found.lines:
         typer.echo(line)
     typer.echo(f"wrote {out}")

@@ -103,7 +103,8 @@ def tokenize(
         from bridle.infer.write import Options, tokenize_inputs
 
         options = Options(batch, overwrite, strict, workers, part_mb, part_format)
-        show_written(tokenize_inputs(model, inputs, out, stages=stages, options=options), reader="read_codes")
+        written = tokenize_inputs(model, inputs, out, stages=stages, options=options)
+        show_written(written, command="tokenize", reader="read_codes")
 
 
 @app.command(rich_help_panel=USE)
@@ -133,7 +134,8 @@ def embed(
 
         options = Options(batch, overwrite, strict, workers, part_mb, part_format)
         spec = feature_spec(model, pool, axis, deviation, layer)
-        show_written(embed_inputs(model, inputs, out, spec=spec, options=options), reader="read_features")
+        written = embed_inputs(model, inputs, out, spec=spec, options=options)
+        show_written(written, command="embed", reader="read_features")
 
 
 @app.command(rich_help_panel=USE)

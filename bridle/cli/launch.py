@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from bridle.cli.app import TRAIN, app
+from bridle.console import json_output
 from bridle.errors import UsageError
 
 
@@ -44,14 +45,19 @@ def launch(
         settings = launching.slurm_settings(slurm, launching.Topology(devices, nodes), gpus=gpus)
         task = launching.SlurmTask(devices=devices, nodes=nodes, command=command)
         if dry_run:
-            typer.echo(launching.slurm_script(task, settings, logs))
+            script = launching.slurm_script(task, settings, logs)
+            json_output.result("launch", script=script)
+            typer.echo(script)
             return
         number = launching.submit(task, settings, logs)
+        json_output.result("launch", job=number, logs=logs)
         typer.echo(f"job {number} is queued; it saves and is queued again when Slurm takes its nodes back.")
         typer.echo(f"Next:  tail -f {logs}/{number}_0_log.err   ·   scancel {number}")
         return
     topology = launching.checked_topology(devices=devices, nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
     if dry_run:
-        typer.echo(shlex.join(["torchrun", *launching.torchrun_arguments(topology, command)]))
+        script = shlex.join(["torchrun", *launching.torchrun_arguments(topology, command)])
+        json_output.result("launch", script=script)
+        typer.echo(script)
         return
     launching.run_local(topology, command)

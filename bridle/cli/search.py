@@ -144,6 +144,7 @@ def sequences(
     written = write_sequences(
         codes, out, pattern=pattern, context=context, file_format=file_format, overwrite=overwrite
     )
+    json_output.result("sequences", written, path=out)
     blocks = f", {written.blocks:,} blocks of {context}" if context else ""
     typer.echo(f"wrote {out}: {written.files:,} files, {written.ids:,} ids of {written.vocab_size:,}{blocks}")
     kind = "json" if file_format == "jsonl" else file_format

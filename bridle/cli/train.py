@@ -118,7 +118,7 @@ def pretrain(
         from bridle.machine import peak_memory
 
         typer.echo(f"peak memory {peak_memory()}", err=True)
-    show_results(out)
+    show_results(out, command="pretrain")
 
 
 @app.command(rich_help_panel=EVALUATE)

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bridle.config import load_config
-from bridle.console import plain_table
+from bridle.console import json_output, plain_table
 from bridle.data.embedded.modality import MODALITIES as EMBEDDED
 from bridle.evaluate.verdict import comparisons, sentence
 from bridle.grid.run_lines import RunLines
@@ -85,9 +85,12 @@ def run_demo(modalities: Sequence[str], *, seed: int, out: Path) -> Path:
         pair = run_pair(modality, seed=seed, out=out, console=console)
         console.print(story_table(pair))
         console.print(f"[bold]{story_sentence(pair[-1])}[/]\n")
+        for run in pair:
+            json_output.result("demo", run.results, path=out / run.folder / "results.json")
         runs += pair
     pictured = [run._replace(gallery=gallery_of(out / run.folder)) for run in runs]
     page = write_report(pictured, out / "report.html", title="bridle demo")
+    json_output.result("report", path=page)
     minutes = (time.perf_counter() - began) / 60
     console.print(
         "Accuracy in %, with so many labels per class; ± is half a 95 % interval.\n"

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
+
+import pytest
 import torch
+from bench.commands import bench_quantizer
 from bench.quantizer import BenchRow, Fixture, run
 from bench.timing import Call, extra_memory
 
+from bridle.console import json_output
 from bridle.quantize import ResidualQuantizer
 
 torch.set_num_threads(1)
@@ -16,6 +22,13 @@ def test_a_row_shows_the_ratio_and_whether_the_budget_is_met() -> None:
     assert own.cells() == ("assign", "bridle", "8,192", "1.50", "12.3", "1.0", "≤ 2.2: met")
     assert own._replace(work="train step", ratio=5.0).cells()[-1] == "≤ 4.5: missed"
     assert own._replace(who="naive cdist", extra_mb=None).cells()[-2:] == ("–", "")
+
+
+def test_a_table_is_an_object_with_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_output, "stream", printed := io.StringIO())
+    monkeypatch.setattr("bench.quantizer.run", lambda **options: "| a |\n")
+    bench_quantizer(quick=True)
+    assert json.loads(printed.getvalue()) == {"command": "bench", "table": "| a |\n"}
 
 
 def test_a_small_run_measures_every_kind_of_work_on_one_thread_and_names_versions() -> None:

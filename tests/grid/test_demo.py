@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from bridle.cli.train import demo
+from bridle.console import json_output
 from bridle.errors import UsageError
 from bridle.grid import demo as module
 from bridle.grid.run_lines import RunLines, shortened
@@ -28,7 +29,14 @@ def test_the_quick_demo_tells_one_modality_on_one_screen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(module, "demo_arguments", shorter(module.demo_arguments))
+    monkeypatch.setattr(json_output, "stream", printed := io.StringIO())  # as with --json
     demo(quick=True, seed=1, out=tmp_path / "demo")
+    found = [json.loads(line) for line in printed.getvalue().splitlines()]
+    assert [(one["command"], one["path"].rpartition("/demo/")[2]) for one in found] == [
+        *(("demo", f"image-{method}/results.json") for method in ("vq", "rq")),
+        ("report", "report.html"),
+    ]
+    assert found[1]["evaluations"] == json.loads(Path(found[1]["path"]).read_text())["evaluations"]
     shown = capsys.readouterr().out
     lines = shown.splitlines()
     assert len(lines) < 24
