@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +126,58 @@ def test_the_check_sees_a_bare_call() -> None:
     assert posix_only(ast.parse("import os\nif hasattr(os, 'fork'):\n    os.fork()")) == []
 
 
+ASKING = {"is_available", "device_count", "get_device_name"}  # of torch.cuda: answer everywhere, also by ROCm
+CUDA_PLACES = {  # where a device is chosen or set up, each time after asking for it
+    "machine.py": ["'cuda'", "torch.cuda.is_bf16_supported", "torch.cuda.max_memory_allocated"],
+    "distributed.py": ["torch.cuda.set_device"],
+}
+
+
+def hard_coded_cuda(tree: ast.AST) -> list[str]:
+    """`.cuda()`, the name of a CUDA device given to a call or as a default, functions of torch.cuda that need one."""
+    found = []
+    for node in ast.walk(tree):
+        given: list[ast.AST | None] = []
+        if isinstance(node, ast.Call):
+            given = [*node.args, *(keyword.value for keyword in node.keywords)]
+            found += [".cuda()"] if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda" else []
+        elif isinstance(node, ast.arguments):
+            given = [*node.defaults, *node.kw_defaults]
+        for value in (
+            part for one in given if one for part in ([one.body, one.orelse] if isinstance(one, ast.IfExp) else [one])
+        ):
+            if isinstance(value, ast.Constant) and re.fullmatch(r"cuda(:\d+)?", str(value.value)):
+                found.append(repr(value.value))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch.cuda" and node.attr not in ASKING:
+            found.append(ast.unparse(node))
+    return sorted(found)
+
+
+def test_no_device_is_hard_coded() -> None:
+    found = {
+        path.relative_to(PACKAGE).as_posix(): names
+        for path in PACKAGE.rglob("*.py")
+        if (names := hard_coded_cuda(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert found == CUDA_PLACES
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("x.cuda()", [".cuda()"]),
+        ("x.to('cuda:0')", ["'cuda:0'"]),
+        ("torch.autocast(device_type='cuda')", ["'cuda'"]),
+        ("def load(path, device='cuda'): ...", ["'cuda'"]),
+        ("torch.cuda.synchronize()", ["torch.cuda.synchronize"]),
+        ("x.to(device) if device.type == 'cuda' and torch.cuda.is_available() else x", []),
+    ],
+)
+def test_the_check_sees_a_hard_coded_device(code: str, found: list[str]) -> None:
+    assert hard_coded_cuda(ast.parse(code)) == found
+
+
 ROOT = PACKAGE.parent
-
-
-def test_the_dockerfile_copies_what_the_build_needs_and_installs_extras_that_exist() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    known = {"ARG", "FROM", "RUN", "ENV", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
-    starts = [line for line, before in zip(lines, ["", *lines], strict=False) if not before.endswith("\\")]
-    assert {line.split()[0] for line in starts if line and not line.startswith("#")} <= known
-    extras = next(line for line in lines if line.startswith("ARG EXTRAS=")).partition("=")[2].split(",")
-    assert set(extras) <= set(project["optional-dependencies"])
-    copied = {name for line in lines if line.startswith("COPY") for name in line.split()[1:-1]}
-    assert {"pyproject.toml", "bridle", project["readme"], *project["license-files"]} == copied
 
 
 def test_workflows_are_yaml_and_test_every_python_and_system() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from bridle.errors import UsageError, needs
 
@@ -73,11 +75,18 @@ def test_an_import_that_fails_inside_a_package_is_named_by_the_package() -> None
 
 
 def test_wheel_and_sdist_are_whole_and_pass_twine(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir", str(tmp_path)]
+    dist = tmp_path / "dist"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--skip-dependency-check", "--outdir", str(dist)]
     subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
-    (wheel,), (sdist,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
-    checked = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist)], check=False)
-    assert checked.returncode == 0
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    workflow = YAML(typ="safe").load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    commands = [step["run"] for step in workflow["jobs"]["build"]["steps"] if "run" in step]
+    assert commands[:2] == ["pip install build twine", "python -m build"]  # as above
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for tag, ended in ((f"v{PROJECT['version']}", [0, 0]), ("v0.0.0", [0, 1])):  # twine, and whether the tag is right
+        environment = {**os.environ, "PATH": tools, "GITHUB_REF_NAME": tag}
+        done = [subprocess.run(["bash", "-c", one], cwd=tmp_path, env=environment, check=False) for one in commands[2:]]
+        assert [one.returncode for one in done] == ended
     names = zipfile.ZipFile(wheel).namelist()
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "bridle").rglob("*.py")}
     assert source <= set(names)
