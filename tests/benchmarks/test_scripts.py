@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 from bench.quantizer import fixture
 from bench.timing import one_thread
 
 from bridle.config import Config
 from bridle.data.build import open_data
+from bridle.data.inspect.survey import survey_data
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -51,3 +53,20 @@ def test_the_parts_of_a_step_are_timed(small: Callable[..., Config]) -> None:
 def test_memory_is_measured_after_every_pass(small: Callable[..., Config]) -> None:
     config = small()
     assert len(script("data_memory").measure(open_data(config).train, config, samples=16)) == 4
+
+
+@pytest.mark.parametrize("clips", [False, True])
+def test_generated_scenes_are_read_the_same_every_time_and_clips_move(
+    clips: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER / "sets"))  # put back afterwards
+    written = script("picture_scenes")
+    for part in "ab":
+        written.write(tmp_path / part, clips=clips, count=3, seed=0)
+    first, again = ([path.read_bytes() for path in sorted((tmp_path / part).iterdir())] for part in "ab")
+    assert first == again and len(set(first)) == 3
+    seen = survey_data(tmp_path / "a")
+    assert (seen.modality.name, len(seen.facts), seen.bad) == ("video" if clips else "images", 3, ())
+    assert {facts.shape for facts in seen.facts} == {(3, 16, 64, 64) if clips else (3, 64, 64)}
+    frames = written.scene(16, np.random.default_rng([0, 1]))
+    assert np.abs(frames[-1] - frames[0]).mean() > 2 * np.abs(frames[1] - frames[0]).mean() > 0
