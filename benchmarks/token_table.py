@@ -46,7 +46,8 @@ from bridle.evaluate.reconstruction import anchors
 from bridle.evaluate.reconstruction.measure import is_spectrogram
 from bridle.infer.detokenizer import detokenizer_run
 from bridle.machine import cpu_seconds
-from bridle.runs.reconstruction import RateDistortion, read_reconstruction
+from bridle.runs.reconstruction import RateDistortion
+from bridle.runs.results import read_record
 
 QUALITIES, KBITS = (90, 50, 20), (64, 32, 16)
 STRENGTHS = 10.0 ** np.arange(-3, 5)
@@ -98,7 +99,7 @@ def make_row(
         extra = [text for text in overrides if text.startswith("detokenizer.")]
         detokenizer_run(folder, ["max_steps=null", *extra])
         (path,) = reconstruct_run(folder)
-        rates = read_reconstruction(path, RateDistortion)
+        rates = read_record(RateDistortion, path)
         model = bridle.load(folder, device="cpu")
         train, test = parts_of(model, items)
         sizes = model.config.quantizer.sizes

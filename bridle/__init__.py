@@ -14,45 +14,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bridle.api import Finished, pretrain
-    from bridle.data.arrays.decode import Signal
-    from bridle.data.arrays.modality import array_modality
-    from bridle.data.modality import Modality, register_modality
-    from bridle.evaluate.scorers import register_scorer
-    from bridle.export.auto_model import BridleModel
-    from bridle.infer.files import FileCodes, FileFeatures
-    from bridle.infer.model import Model, load
-    from bridle.infer.read import read_codes, read_features
-    from bridle.infer.reconstruct import detokenize
-    from bridle.infer.sequences import read_sequences
-    from bridle.models.tokenizer import Tokenizer, register_tokenizer
-    from bridle.runs.results import Score
-    from bridle.search.query import Index, open_index
-
-__all__ = [
-    "BridleModel",
-    "FileCodes",
-    "FileFeatures",
-    "Finished",
-    "Index",
-    "Modality",
-    "Model",
-    "Score",
-    "Signal",
-    "Tokenizer",
-    "__version__",
-    "array_modality",
-    "detokenize",
-    "load",
-    "open_index",
-    "pretrain",
-    "read_codes",
-    "read_features",
-    "read_sequences",
-    "register_modality",
-    "register_scorer",
-    "register_tokenizer",
-]
+    from bridle.api import Finished as Finished
+    from bridle.api import pretrain as pretrain
+    from bridle.data.arrays.decode import Signal as Signal
+    from bridle.data.arrays.modality import array_modality as array_modality
+    from bridle.data.modality import Modality as Modality
+    from bridle.data.modality import register_modality as register_modality
+    from bridle.evaluate.scorers import register_scorer as register_scorer
+    from bridle.export.auto_model import BridleModel as BridleModel
+    from bridle.infer.files import FileCodes as FileCodes
+    from bridle.infer.files import FileFeatures as FileFeatures
+    from bridle.infer.model import Model as Model
+    from bridle.infer.model import load as load
+    from bridle.infer.read import read_codes as read_codes
+    from bridle.infer.read import read_features as read_features
+    from bridle.infer.reconstruct import detokenize as detokenize
+    from bridle.infer.sequences import read_sequences as read_sequences
+    from bridle.models.tokenizer import Tokenizer as Tokenizer
+    from bridle.models.tokenizer import register_tokenizer as register_tokenizer
+    from bridle.runs.results import Score as Score
+    from bridle.search.query import Index as Index
+    from bridle.search.query import open_index as open_index
 
 _HOME = {
     "pretrain": "bridle.api",
@@ -77,6 +59,7 @@ _HOME = {
     "open_index": "bridle.search.query",
     "Index": "bridle.search.query",
 }
+__all__ = ["__version__", *_HOME]  # noqa: PLE0604 - strings
 
 
 def __dir__() -> list[str]:

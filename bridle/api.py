@@ -47,7 +47,7 @@ from bridle.report.page import write_report
 from bridle.report.runs import read_run
 from bridle.report.token_maps import gallery_of, token_pictures
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback
+from bridle.runs.metrics import Callback, running
 from bridle.runs.results import Results, read_results
 from bridle.runs.results_file import ResultsFile
 from bridle.runs.trackers import open_trackers
@@ -158,13 +158,8 @@ def _pretrain(
         if config.probe.enabled:
             probed = probe_settings_of_run(bounded, results, progress)
             evaluator = Evaluator(probed, splits, machine, results, progress)
-        for callback in everyone:
-            callback.on_start(folder=folder.path, config=config.model_dump(mode="json"))
-        try:
+        with running(everyone, folder.path, config.model_dump(mode="json")):
             interleave(run, results, evaluator)
-        finally:
-            for callback in everyone:
-                callback.on_end()
     return Finished(folder.path, results.value)
 
 
@@ -173,11 +168,9 @@ def is_finished(folder: RunFolder, config: Config) -> bool:
     last, steps = config.schedule.iterations, config.encoder_phase.steps
     if steps is not None and 0 < folder.steps_done() < min(steps, config.max_steps or steps):
         return False  # it is being lengthened
-    return folder.is_trained(last) and (not config.probe.enabled or _is_evaluated(folder.results(), last))
-
-
-def _is_evaluated(path: Path, iteration: int) -> bool:
-    return path.exists() and read_results(path).at(iteration) is not None
+    if not folder.is_trained(last) or not config.probe.enabled:
+        return folder.is_trained(last)
+    return folder.results().exists() and read_results(folder.results()).at(last) is not None
 
 
 def _load(

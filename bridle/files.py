@@ -69,15 +69,10 @@ def publish_file(temporary: Path, path: Path) -> None:
     temporary.replace(path)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file by `content`."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
-
-
 def write_text(path: Path, text: str) -> None:
     """Replace a file by `text` in UTF-8."""
-    write_bytes(path, text.encode())
+    with replacing(path) as temporary:
+        temporary.write_bytes(text.encode())
 
 
 def write_json(path: Path, value: object) -> None:

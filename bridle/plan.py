@@ -197,7 +197,7 @@ def _phase(config: Config, turn: Turn, devices: int, device: Device, samples: in
     steps, share = _steps(config, settings, samples, turn), settings.batch // devices
     rows = min(settings.micro_batch or share, share)
     later = has_later_tokenizer(config, turn)
-    operations = _per_sample(config, turn, costs(turn.name, later, 1), steps * settings.batch, samples)
+    operations = _per_sample(config, turn, costs(turn.name, later, 1))
     seconds = settings.batch * sum(operations.values()) / (devices * device.peak * device.utilisation)
     # Frozen tokenizers keep no activations, so the first iteration's encoder phase stands for all.
     one, two = (costs(turn.name, later and turn.name != "encoder", n).total.kept for n in (1, 2))
@@ -260,16 +260,13 @@ def _steps(config: Config, settings: PhaseConfig, samples: int | None, turn: Tur
     return min(settings.step_count(samples or 1), config.max_steps or 2**63)
 
 
-def _per_sample(config: Config, turn: Turn, costs: StepCosts, shown: int, samples: int | None) -> dict[str, int]:
-    """Operations of one sample by part, averaged over the steps, in which `shown` samples take part.
-
-    Codes that are reused or stored, and tokenizer steps of joint training, cost only their share.
-    """
-    phase, found = config.encoder_phase, {}
+def _per_sample(config: Config, turn: Turn, costs: StepCosts) -> dict[str, int]:
+    """Operations of one sample by part, averaged over the steps; what is not done in each costs its share."""
+    found = {}
     for name, cost in costs.parts.items():
         share = 1.0
         if turn.name == "encoder" and name in ("tokenizer", "codes"):
-            share = 1 / phase.masks if phase.codes == "live" else samples / shown if samples else 1.0
+            share = 1 / config.encoder_phase.masks
         if name.startswith("taught "):
             share = 1 / config.schedule.joint_every
         found[name] = round(cost.operations * share)

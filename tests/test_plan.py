@@ -104,16 +104,6 @@ def test_reused_codes_cost_their_share(small: Small) -> None:
     assert reused.operations["encoder"] == live.operations["encoder"]
 
 
-@pytest.mark.parametrize(("samples", "share"), [(200, 0.5), (4_000, 10.0)])
-def test_stored_codes_cost_one_pass_over_all_samples(small: Small, samples: int, share: float) -> None:
-    changes = ("schedule.iterations=1", "encoder_phase.batch=8", "augment.enabled=false")
-    live, stored = (
-        make_plan(small(*changes, f"encoder_phase.codes={codes}", steps=50), samples=samples).phases[-1]
-        for codes in ("live", "stored")
-    )
-    assert stored.operations["tokenizer"] == pytest.approx(share * live.operations["tokenizer"], rel=1e-6, abs=1)
-
-
 def test_a_run_without_tokenizer_plans_encoder_phases_only(small: Small) -> None:
     plan = make_plan(small("loss.target=patches", "schedule.iterations=1"))
     assert [phase.name for phase in plan.phases] == ["encoder"]

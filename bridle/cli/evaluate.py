@@ -129,11 +129,12 @@ def show_reconstruction(run: Path, overrides: list[str], *, iteration: int | Non
     """Measure rate and distortion and print one table for every iteration."""
     from bridle.evaluate.codebooks.command import reconstruct_run
     from bridle.report.reconstruction import rate_table
-    from bridle.runs.reconstruction import RateDistortion, read_reconstruction
+    from bridle.runs.reconstruction import RateDistortion
+    from bridle.runs.results import read_record
 
     written, terminal = reconstruct_run(run, overrides, iteration=iteration, items=items), screen()
     for path in written:
-        found = read_reconstruction(path, RateDistortion)
+        found = read_record(RateDistortion, path)
         json_output.result("codebooks --reconstruct", found, path=path)
         terminal.print(rate_table(found))
         typer.echo(f"wrote {path}")

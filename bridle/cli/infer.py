@@ -149,12 +149,13 @@ def detokenizer(
     Example:  bridle detokenizer runs/c10 detokenizer.steps=1000
     """
     from bridle.infer.detokenizer import detokenizer_run, reconstruction_table
-    from bridle.runs.reconstruction import Reconstruction, read_reconstruction
+    from bridle.runs.reconstruction import Reconstruction
+    from bridle.runs.results import read_record
 
     result = detokenizer_run(results_folder(run), overrides or [], iteration=iteration)
     if not is_first_process():
         return
-    found = read_reconstruction(result, Reconstruction)
+    found = read_record(Reconstruction, result)
     json_output.result("detokenizer", found, path=result)
     screen().print(reconstruction_table(found))
     typer.echo(f"wrote {result}")

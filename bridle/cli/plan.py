@@ -123,8 +123,9 @@ def _tables(found: Plan) -> dict[str, dict[str, list[str]]]:
 def conclusions(found: Plan) -> list[str]:
     """What follows from the figures, in sentences."""
     device, rate, days = found.assumed, found.estimated_samples_per_second, found.estimated_days
+    together = "" if found.devices == 1 else f", {duration(days * found.devices)} of all devices together"
     lines = [
-        f"Estimated: {duration(days)} in all{device_hours(found)}. Assumed: "
+        f"Estimated: {duration(days)} in all{together}. Assumed: "
         f"{scaled(device.peak)} operations/s peak ({device.precision}), {device.utilisation:.0%} of it used, data and "
         "network never waited for. Not measured; `bridle bench step` measures this machine.",
         f"Data: up to {rate:,.0f} samples/s over all devices, {rate / found.devices:,.0f} per device, "
@@ -162,11 +163,6 @@ def duration(days: float) -> str:
     unit, size = next((u, s) for u, s, least in (("days", 1, 1.0), ("hours", 24, 1 / 24), ("minutes", 1440, 0.0))
                       if days >= least)  # fmt: skip
     return f"{days * size:.3g} {unit}"
-
-
-def device_hours(found: Plan) -> str:
-    """What several devices together take; empty for one."""
-    return "" if found.devices == 1 else f", {duration(found.estimated_days * found.devices)} of all devices together"
 
 
 def _state(memory: Memory) -> float:

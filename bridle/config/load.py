@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 
@@ -54,7 +54,22 @@ LITERAL: Mapping[Path, Any] = {
 
 
 RENAMED: Mapping[str, str] = {}  # old key -> new key, both dotted
-REMOVED: Mapping[str, str] = {"decoder.heads_see": "it changed nothing"}  # key -> why it is gone
+
+
+class Removed(NamedTuple):
+    """A key that is gone."""
+
+    why: str
+    value: Any = None  # the only one that it can still have in the config of a run made before; it changes nothing
+
+
+REMOVED: Mapping[str, Removed] = {
+    "decoder.heads_see": Removed("it changed nothing", "features"),
+    "encoder_phase.codes": Removed("encoder_phase.masks saves the same work", "live"),
+    "finetune.weight_ema": Removed("no recipe averages weights", 0.0),
+    "loss.patches": Removed("patches are always standardised", "standardised"),
+    "loss.stage_weights": Removed("other weights than equal ones made no difference"),
+}
 
 
 def recipe_names() -> list[str]:
@@ -89,8 +104,14 @@ def read_config(path: FilePath, overrides: Sequence[str] = ()) -> Config:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}.") from error
-    table = _expand_presets(read_document(text, path.name))
+    table = _expand_presets(_without_removed(read_document(text, path.name)))
     return check(_lay(table, _expand_presets(_override_table(overrides))), path.name)
+
+
+def _without_removed(table: Table) -> Table:
+    """The table without keys that are gone, as long as they have the value that changed nothing."""
+    same = {tuple(key.split(".")): removed.value for key, removed in REMOVED.items()}
+    return {path: entry for path, entry in table.items() if path not in same or entry.value != same[path]}
 
 
 def dump_config(config: Config) -> str:
@@ -305,7 +326,7 @@ def _unknown_key(path: Path) -> str:
     if dotted in RENAMED:
         return f"key {dotted!r} is now {RENAMED[dotted]!r}."
     if dotted in REMOVED:
-        return f"key {dotted!r} was removed because {REMOVED[dotted]}; delete it."
+        return f"key {dotted!r} was removed because {REMOVED[dotted].why}; delete it."
     if near := _near_keys(path):
         return f"unknown key {quoted(dotted)}; did you mean {' or '.join(map(repr, near))}?"
     section = Config.model_fields.get(path[0]) if len(path) > 1 else None

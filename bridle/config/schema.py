@@ -154,10 +154,8 @@ class QuantizerConfig(Section):
 class LossConfig(Section):
     """Weights and forms of the three losses."""
 
-    target: Literal["codes", "patches"] = "codes"  # patches: no tokenizer, the patches themselves are regressed
-    patches: Literal["standardised", "plain"] = "standardised"  # each patch to mean 0, variance 1, or as it is
+    target: Literal["codes", "patches"] = "codes"  # patches: no tokenizer, each patch is regressed
     codes: Literal["ce", "bce"] = "ce"
-    stage_weights: tuple[NonNegative, ...] | None = None  # of the M heads; None weighs them alike
     commitment_weight: NonNegative = 0.25  # β
     commitment: Literal["stages", "sum"] = "stages"
     cosine_weight: NonNegative = 1.0  # λ_cos
@@ -243,9 +241,6 @@ class Config(Section):
             )
 
     def _check_target(self) -> None:
-        weights, M = self.loss.stage_weights, self.quantizer.codebooks
-        if weights is not None and (len(weights) != M or sum(weights) == 0):
-            raise ValueError(f"loss.stage_weights: {list(weights)}; give {M} weights, one per codebook, not all 0")
         if self.schedule.mode == "joint":
             if self.loss.target == "patches":
                 raise ValueError("loss.target: 'patches' has no tokenizer to train; use schedule.mode=interleaved")
@@ -255,22 +250,6 @@ class Config(Section):
                 raise ValueError(
                     "encoder_phase.masks: in joint training codes change with every step and cannot be reused; use 1"
                 )
-        if self.encoder_phase.codes == "stored":
-            self._check_stored()
-
-    def _check_stored(self) -> None:
-        """Codes can be read from disk where a sample has the same ones whenever it is shown."""
-        reason = ""
-        if self.loss.target == "patches":
-            reason = "loss.target=patches has no codes"
-        elif self.schedule.mode == "joint":
-            reason = "in joint training codes change with every step"
-        elif self.augment.enabled:
-            reason = "augmented samples have other codes each time; add augment.enabled=false"
-        elif self.quantizer.soft > 1:
-            reason = "soft codes are not stored; add quantizer.soft=1"
-        if reason:
-            raise ValueError(f"encoder_phase.codes: 'stored' cannot be: {reason}, or use 'live'")
 
     def _check_trunks(self) -> None:
         for name in ("encoder", "decoder", "estimator"):

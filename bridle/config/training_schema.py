@@ -77,9 +77,6 @@ class EncoderPhaseConfig(PhaseConfig):
     """The encoder's phase; with `masks` n every batch is tokenized once and stays for n steps with n masks."""
 
     masks: Positive = 1
-    # stored: the whole data set is tokenized once, as the phase begins, and its codes are read from disk; for samples
-    # that are not augmented.
-    codes: Literal["live", "stored"] = "live"
 
 
 class ScheduleConfig(Section):
@@ -172,7 +169,6 @@ class FinetuneConfig(PhaseConfig):
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 0.75  # learning rate of each block relative to the next
     drop_path: Share = 0.1
     mask: HidingConfig | None = None  # hide tokens in training (paper: 2-D 0.2 audio, 1-D 0.2 image)
-    weight_ema: Share = 0.0  # decay of a running mean of the weights that is scored instead; 0 is off
     sampling: Literal["even", "balanced"] = "even"  # balanced: rare classes are drawn more often
     epoch_items: Positive | None = None  # draws that count as one epoch; None: as many as there are items
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean

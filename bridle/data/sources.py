@@ -201,6 +201,14 @@ def real_tokens(frames: int, geometry: Geometry) -> Tensor:
     return (2 * real >= patch).repeat_interleave(geometry.tokens // len(real))
 
 
+def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tensor:
+    """(B, *size) bool: which values of inputs of `size` lie in real tokens, by valid (B, T) on a grid."""
+    real = valid.reshape(len(valid), *grid)
+    for axis, (length, tokens) in enumerate(zip(size, grid, strict=True), start=1):
+        real = real.repeat_interleave(length // tokens, dim=axis)
+    return real
+
+
 def fill_input(
     x: Tensor, geometry: Geometry, path: Location, *, fill: float | None = None, hint: str = ""
 ) -> tuple[Tensor, Tensor | None]:

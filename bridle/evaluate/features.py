@@ -19,7 +19,7 @@ from bridle import distributed
 from bridle.config import Config
 from bridle.data.loading.balance import label_set
 from bridle.data.loading.loader import Batch
-from bridle.data.sources import Labels, Splits
+from bridle.data.sources import Labels, Splits, real_values
 from bridle.errors import DataError, NonFiniteError
 from bridle.seeding import generator
 
@@ -168,10 +168,7 @@ def real_positions(x: Tensor, valid: Tensor | None, grid: Sequence[int] | None) 
         return torch.ones_like(x[:, :1], dtype=torch.bool)
     if grid is None:
         raise ValueError("raw_features needs grid= (patches per axis) to leave padding out of its means.")
-    real = valid.reshape(len(valid), 1, *grid)
-    for axis, (size, patches) in enumerate(zip(x.shape[2:], grid, strict=True)):
-        real = real.repeat_interleave(size // patches, dim=2 + axis)
-    return real
+    return real_values(valid, x.shape[2:], grid)[:, None]
 
 
 def split_features(features: Features, *, seed: int, test_share: float = 0.2) -> tuple[Features, Features]:

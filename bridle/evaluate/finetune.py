@@ -11,7 +11,6 @@ scored once, by the weights after the last step.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -45,10 +44,10 @@ from bridle.evaluate.transfer import (
 )
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
-from bridle.models.classifier import Classifier, WeightAverage
+from bridle.models.classifier import Classifier
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback
+from bridle.runs.metrics import Callback, running
 from bridle.runs.results import Evaluation, Protocol, Scores, read_record, results_header, write_record
 from bridle.runs.results_file import ResultsFile
 from bridle.runs.trackers import open_trackers
@@ -146,8 +145,7 @@ class Job:
         trained: Config,
     ) -> None:
         # Samples are augmented as fine-tuning wants it, not as pretraining did.
-        live = config.encoder_phase.model_copy(update={"codes": "live"})  # stored ones go with samples as they are
-        self.config = config.model_copy(update={"augment": config.finetune.augment, "encoder_phase": live})
+        self.config = config.model_copy(update={"augment": config.finetune.augment})
         self.place, self.start, self.stop = place, start, stop
         self.callbacks, self.command, self.trained = callbacks, command, trained
         self.machine, self.progress = open_machine(config.runtime), ProgressLine()
@@ -202,9 +200,7 @@ class Job:
         run = Run(RunFolder(folder), self.config, self.machine, source, nets, self.stop, self.progress, everyone)
         if settings.sampling == "balanced":
             run.weights = balancing_weights(labels_of(unit.train)).tolist()
-        for callback in everyone:
-            callback.on_start(folder=folder, config=self.config.model_dump(mode="json"))
-        try:
+        with running(everyone, folder, self.config.model_dump(mode="json")):
             model = finetune(run, iteration=self.start.iteration, loss=task.loss)
             with self.stop.leaving_at_once("the fine-tuned model is saved, its test items are not scored yet."):
                 failpoints.hit("evaluation.begin")
@@ -213,9 +209,6 @@ class Job:
             found = distributed.done_once(lambda: self.write_scores(folder, unit, scored, left_out))
             for callback in everyone:
                 callback.on_evaluation(found)
-        finally:
-            for callback in everyone:
-                callback.on_end()
 
     def score(self, model: Classifier, unit: Unit, task: Task) -> tuple[Scored | None, tuple[str, ...]]:
         """Scores of the test items that can be read, and the names of items that cannot."""
@@ -246,16 +239,14 @@ class Job:
         return self._entry(found).model_dump(mode="json")
 
     def build(self, task: Task) -> Tuned:
-        """The starting encoder with a new head, and a second one for the mean of the weights if wanted."""
+        """The starting encoder with a new head."""
         config, start = self.config, self.start
         if start.checkpoint is None:
             encoder = build_encoder(config)
         else:
             encoder, _ = restore_frozen(self.trained, load_checkpoint(start.checkpoint))
             fitted_to(encoder, config, self.progress)
-        classifier = build_classifier(config, encoder, classes=task.classes, iteration=start.iteration)
-        decay = config.finetune.weight_ema
-        return Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
+        return Tuned(build_classifier(config, encoder, classes=task.classes, iteration=start.iteration))
 
 
 def note_changes(place: Path, config: Config) -> None:

@@ -21,6 +21,7 @@ from bridle.data.loading.balance import label_set
 from bridle.data.loading.loader import sequential
 from bridle.data.sources import Labels, Source, Views
 from bridle.errors import NonFiniteError
+from bridle.evaluate.scorers.probe import prevalence
 from bridle.machine import Machine
 from bridle.models.classifier import Classifier
 from bridle.train.engine import move
@@ -93,7 +94,6 @@ def true_labels(labels: Labels, classes: int, *, multilabel: bool) -> NDArray[An
 def blind_score(train_labels: Labels, scored: Scored) -> float:
     """What is reached without looking: by always answering the commonest training class; several labels: by chance."""
     if scored.truth.ndim > 1:
-        shares = scored.truth.mean(axis=0)
-        return float(shares[shares > 0].mean()) if scored.truth.any() else 0.0
+        return prevalence(scored.truth)
     commonest = Counter(label_set(label)[0] for label in train_labels).most_common(1)[0][0]
     return float((scored.truth == commonest).mean())

@@ -18,14 +18,16 @@ from bridle.config import Config, differences, with_absolute_paths
 from bridle.console import ProgressLine, plain_table
 from bridle.data.build import open_data
 from bridle.data.loading.loader import require_even_shares
-from bridle.errors import ConfigError, UsageError
+from bridle.errors import UsageError
 from bridle.evaluate.reconstruction.measure import is_spectrogram, measure_errors, split_for_measuring
+from bridle.evaluate.transfer import require_unchanged
 from bridle.export.load import Trained, read_trained
-from bridle.files import write_json
 from bridle.machine import StopRequest
 from bridle.models.build import build_detokenizer
 from bridle.runs.folder import RunFolder
+from bridle.runs.metrics import running
 from bridle.runs.reconstruction import RESULT, Reconstruction
+from bridle.runs.results import write_record
 from bridle.runs.trackers import open_trackers
 from bridle.train.detokenizer import DetokenizerNets, train_detokenizer
 from bridle.train.run import Run, locked_by_first, open_machine
@@ -44,9 +46,7 @@ def detokenizer_run(folder: Path, overrides: Sequence[str], *, iteration: int | 
         raise UsageError(f"{folder}: this model has no tokenizer and so no codes; use a run with loss.target=codes.")
     run = RunFolder(folder)
     config = with_absolute_paths(run.config(overrides))
-    for line in differences(with_absolute_paths(run.config()), config):
-        if not line.startswith(MAY_CHANGE):
-            raise ConfigError(f"{line}: a detokenizer cannot change this; it may change {', '.join(MAY_CHANGE)}.")
+    require_unchanged(run.config(), config, MAY_CHANGE, reason="a detokenizer cannot change this")
     # The detokenizer learns the inputs as they are.
     config = config.model_copy(update={"augment": config.augment.model_copy(update={"enabled": False})})
     out = run.detokenizer(trained.facts.iteration).path
@@ -80,17 +80,12 @@ def train_and_measure(out: Path, config: Config, trained: Trained, stop: StopReq
     callbacks = open_trackers(config.log) if distributed.rank() == 0 else []
     nets = DetokenizerNets(build_detokenizer(config, iteration=iteration), tokenizer)
     run = Run(RunFolder(out), config, machine, held.train, nets, stop, progress, callbacks)
-    for callback in callbacks:
-        callback.on_start(folder=out, config=config.model_dump(mode="json"))
-    try:
+    with running(callbacks, out, config.model_dump(mode="json")):
         scales = SPECTROGRAM_SCALES if is_spectrogram(config) else 1
         detokenizer = train_detokenizer(run, iteration=iteration, scales=scales)
         with stop.leaving_at_once("the detokenizer is saved, its error is not measured yet."):
             found = measure_errors(detokenizer, tokenizer, held, config, iteration=iteration, device=machine.device)
-        distributed.done_once(lambda: write_json(out / RESULT, found.model_dump(mode="json")))
-    finally:
-        for callback in callbacks:
-            callback.on_end()
+        distributed.done_once(lambda: write_record(out / RESULT, found))
 
 
 def reconstruction_table(found: Reconstruction) -> Table:

@@ -1,4 +1,4 @@
-"""An encoder with a linear head, for learning from labels, and the running mean of its weights.
+"""An encoder with a linear head, for learning from labels.
 
 Shapes: x (B, C, *input), z (B, T, D) or (B, V, D) under a mask, logits and targets (B, K).
 
@@ -98,31 +98,6 @@ class Classifier(nn.Module):
         if self.deviation:
             found.append(deviation_pool(z, grid, axis, valid).to(z.dtype))
         return torch.cat(found, dim=1).reshape(len(z), -1, self.encoder.width)
-
-
-class WeightAverage(nn.Module):
-    """A running mean of a model's weights, free of where it began.
-
-        w̄_t = Σ_{i=1…t} γ^{t−i} w_i / Σ_{i=1…t} γ^{t−i},   that is   w̄ ← w̄ + (w_t − w̄)·(1 − γ)/(1 − γ^t)
-
-    Buffers:
-        updates (): how many weights were seen, t.
-    """
-
-    updates: Tensor
-
-    def __init__(self, model: Classifier, *, decay: float) -> None:
-        super().__init__()
-        self.model, self.decay = model, decay
-        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
-
-    @torch.no_grad()
-    def take_in(self, model: nn.Module) -> None:
-        """One more set of weights."""
-        self.updates += 1
-        weight: float = (1 - self.decay) / (1 - self.decay ** int(self.updates))
-        for mean, value in zip(self.model.parameters(), model.parameters(), strict=True):
-            mean.lerp_(value, weight)
 
 
 def classification_loss(

@@ -101,7 +101,7 @@ def encoder_step(config: Config, *, rows: int = 1, later_tokenizer: bool = True,
             wanted = CodeTargets(codes).at(hidden)
             if nets.own_tokenizer is None:
                 guess = nets.heads(features)
-                target = patch_target(hidden.take(patchify(x, geometry.patch)), kind=config.loss.patches)
+                target = patch_target(hidden.take(patchify(x, geometry.patch)))
                 return patch_loss(guess, target, hidden.counted)
             return encoder_loss(nets.heads(features), wanted, hidden.counted)
 

@@ -3,8 +3,7 @@
 Shapes: B samples, H hidden tokens a sample that are predicted, M codebooks, K codes; logits M tensors (B, H, K_m),
 codes (B, H, M); patches (B, H, F).
 
-With w the weights of the stages, L_encoder = mean over hidden tokens of Σ_m w_m·L_m / Σ_m w_m; all 1 unless given.
-Patches: L_patches = mean over hidden tokens and their F numbers of (guess − target)², where a standardised target is
+Patches: L_patches = mean over hidden tokens and their F numbers of (guess − target)², where the target is
 (p − mean(p)) / √(var(p) + ε), mean and variance over the F numbers of the patch itself.
 """
 
@@ -57,19 +56,11 @@ class CodeTargets(NamedTuple):
 
 
 def encoder_loss(
-    logits: Sequence[Tensor],
-    targets: CodeTargets,
-    counted: Tensor,
-    *,
-    kind: Literal["ce", "bce"] = "ce",
-    stage_weights: Sequence[float] | None = None,
+    logits: Sequence[Tensor], targets: CodeTargets, counted: Tensor, *, kind: Literal["ce", "bce"] = "ce"
 ) -> Tensor:
     """L_encoder: per sample the mean over its masked tokens and the M heads, then the mean over samples."""
     by_stage = [_head_loss(head, targets, m, kind) for m, head in enumerate(logits)]  # M x (B, H)
-    if stage_weights is None:
-        return mean_over_hidden(torch.stack(by_stage).mean(0), counted)
-    weighted = [w * stage for w, stage in zip(stage_weights, by_stage, strict=True)]
-    return mean_over_hidden(torch.stack(weighted).sum(0) / sum(stage_weights), counted)
+    return mean_over_hidden(torch.stack(by_stage).mean(0), counted)
 
 
 def mean_over_hidden(per_token: Tensor, counted: Tensor) -> Tensor:
@@ -79,11 +70,9 @@ def mean_over_hidden(per_token: Tensor, counted: Tensor) -> Tensor:
     return per_sample.mean()
 
 
-def patch_target(patches: Tensor, *, kind: Literal["standardised", "plain"] = "standardised") -> Tensor:
-    """What must be predicted of patches (…, F)."""
+def patch_target(patches: Tensor) -> Tensor:
+    """What must be predicted of patches (…, F): each brought to mean 0 and variance 1."""
     patches = patches.float()
-    if kind == "plain":
-        return patches
     centred = patches - patches.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + PATCH_EPS).sqrt()
 

@@ -27,7 +27,6 @@ NEVER = 2**40  # the age of a code that was not used yet: older than any run
 COLLAPSED_USAGE = 0.5  # CUR below which a book counts as collapsed
 DOMINANT_SHARE = 0.3  # of all tokens in one code, above which it counts as dominant
 RECOVERED = 1.2  # a book must be so much better than the threshold before it can be said to collapse again
-SKETCH = 2**16  # distinct tuples are counted exactly up to here; beyond, the standard error is 1/√SKETCH = 0.4 %
 
 
 def usage_rate(counts: Tensor) -> Tensor:
@@ -105,59 +104,6 @@ def mutual_information(joint: Tensor) -> MutualInformation:
         tokens=int(joint.sum()),
         trusted=bool(joint.sum() >= TOKENS_PER_CELL * cells) and int(joint.sum()) > 0,
     )
-
-
-class Distinct(NamedTuple):
-    """How many different code tuples occurred."""
-
-    number: int
-    exact: bool  # False: estimated from a sketch
-
-
-class DistinctCounter:
-    """Distinct rows of integers in constant memory: the `limit` smallest hashes seen, exact until there are more."""
-
-    def __init__(self, *, limit: int = SKETCH) -> None:
-        self.limit = limit
-        self.smallest = torch.empty(0, dtype=torch.int64)
-
-    def update(self, rows: Tensor) -> None:
-        """Count integer rows (S, M)."""
-        self.merge(tuple_hash(rows))
-
-    def value(self) -> Distinct:
-        if len(self.smallest) < self.limit:
-            return Distinct(len(self.smallest), exact=True)
-        # Hashes are uniform on [0, 2⁶³): the limit-th smallest of n sits near limit/n of the way.
-        return Distinct(round((self.limit - 1) / (float(self.smallest[-1]) / 2.0**63)), exact=False)
-
-    def merge(self, hashes: Tensor) -> None:
-        """Count rows by their hashes, for example those another counter has kept."""
-        known, fresh = self.smallest.to(hashes.device), torch.unique(hashes)
-        if len(known) == self.limit:
-            fresh = fresh[fresh < known[-1]]
-        if len(known):
-            near = torch.searchsorted(known, fresh).clamp_max(len(known) - 1)
-            fresh = fresh[known[near] != fresh]
-        # Most batches bring little that is new, and what is known is not sorted again for it.
-        if len(fresh):
-            self.smallest = torch.cat([known, fresh]).sort().values[: self.limit].clone()
-
-
-def tuple_hash(rows: Tensor) -> Tensor:
-    """A 63-bit hash of each integer row (S, M): splitmix64 over the columns, in wrapping int64 arithmetic."""
-    state = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    for column in rows.long().unbind(1):
-        state = (state ^ column) - 7046029254386353131
-        state = (state ^ _shift(state, 30)) * -4658895280553007687
-        state = (state ^ _shift(state, 27)) * -7723592293110705685
-        state = state ^ _shift(state, 31)
-    return state & (2**63 - 1)
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    shifted: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)  # logical, where >> alone would copy the sign
-    return shifted
 
 
 class UsageCounter:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridle.config import Config
 from bridle.errors import BridleError, CheckpointError, UsageError, quoted
+from bridle.files import read_json
 from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RateDistortion, read_rates
 from bridle.runs.results import Evaluation, Results
@@ -119,10 +120,6 @@ def _read_results(path: Path, notes: list[str]) -> Results:
     return results or Results()
 
 
-def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-
-
 def _object(text: str) -> dict[str, Any] | None:
     """A JSON object; None if the text is something else."""
     try:
@@ -133,15 +130,17 @@ def _object(text: str) -> dict[str, Any] | None:
 
 
 def _read_object(path: Path, notes: list[str]) -> dict[str, Any]:
-    text = _read_text(path)
-    found = _object(text)
-    if text and found is None:
+    try:
+        return read_json(path) if path.is_file() else {}
+    except CheckpointError:
         notes.append(f"{path.name} could not be read: it is not a JSON object.")
-    return found or {}
+        return {}
 
 
 def _read_rows(path: Path, notes: list[str]) -> list[Row]:
-    *lines, last = _read_text(path).split("\n")
+    if not path.is_file():
+        return []
+    *lines, last = path.read_text(encoding="utf-8", errors="replace").split("\n")
     rows = [_object(line) for line in lines]
     broken = [n for n, (line, row) in enumerate(zip(lines, rows, strict=True), start=1) if line.strip() and row is None]
     if broken:

@@ -253,6 +253,7 @@ def _codebook_rows(stages: Sequence[StageHealth]) -> list[tuple[str, list[str]]]
     def column(key: str, digits: int = 2, scale: float = 1.0, *, absent: str = "–") -> list[str]:
         return [_written(getattr(stage, key), digits, scale, absent) for stage in stages]
 
+    of_all = zip(column("code_dimension", 1), column("directions", 0), strict=True)  # 3.5/64
     rows = [
         ("codes", column("codes", 0)),
         ("in use (CUR)", column("usage_rate")),
@@ -263,7 +264,7 @@ def _codebook_rows(stages: Sequence[StageHealth]) -> list[tuple[str, list[str]]]
         ("top code, % of tokens", column("top_share", 1, 100)),
         ("left over, % of energy", column("energy", 1, 100)),
         ("directions of its inputs", column("latent_dimension", 1)),
-        ("directions of its codes", [_directions(stage) for stage in stages]),
+        ("directions of its codes", list(map("/".join, of_all))),
         ("first direction, % of variance", column("code_first", 0, 100)),
         ("position tells, nats", column("position_information", absent="too few")),
     ]
@@ -271,20 +272,10 @@ def _codebook_rows(stages: Sequence[StageHealth]) -> list[tuple[str, list[str]]]
         rows = [row for row in rows if "direction" not in row[0]]
     if any(stage.label_information is not None for stage in stages):
         rows.append(("label tells, nats", column("label_information", absent="too few")))
-    rows.append(("distinct tuples so far", [_tuples(stage) for stage in stages]))
     for name in dict.fromkeys(name for stage in stages for name in stage.agreement):
         kept = [_written(stage.agreement.get(name), 1, 100) for stage in stages]
         rows.append((f"codes kept, {escape(name)}, %", kept))
     return rows
-
-
-def _directions(stage: StageHealth) -> str:
-    """The effective dimension of the codes, and how many directions there are: 3.5/64."""
-    return f"{_written(stage.code_dimension, 1, 1.0)}/{_written(stage.directions, 0, 1.0)}"
-
-
-def _tuples(stage: StageHealth) -> str:
-    return "–" if stage.tuples is None else f"{'' if stage.tuples_exact else '≈'}{stage.tuples:,}"
 
 
 def _written(value: float | None, digits: int, scale: float, absent: str = "–") -> str:

@@ -11,7 +11,7 @@
     RUN/results.json           evaluations while training; likewise probe, knn, finetune, codebooks and curve
     RUN/finetune/START-DIGITS/ runs of `bridle finetune`, which have the same files
     RUN/detokenizer/iterR/     runs of `bridle detokenizer`, likewise
-    RUN/cache, RUN/codes       features and codes that can be computed again
+    RUN/cache                  features that can be computed again
     RUN/run.lock               held by the command that writes
 
 An exported folder has config.yaml, results files and one checkpoint, which is the folder itself.
@@ -291,15 +291,6 @@ class RunFolder:
     def cache(self) -> Path:
         """Features that can be computed again."""
         return self.path / "cache"
-
-    @property
-    def codes(self) -> Path:
-        """Codes that can be computed again, while a phase needs them."""
-        return self.path / "codes"
-
-    def remove_codes(self) -> None:
-        """Delete the stored codes of a phase that is over."""
-        shutil.rmtree(self.codes, ignore_errors=True)
 
 
 def _is_ours(name: str) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +27,18 @@ class Callback(Protocol):
 
     def on_end(self) -> None:
         """The run is finished or interrupted."""
+
+
+@contextmanager
+def running(callbacks: Sequence[Callback], folder: Path, config: Mapping[str, Any]) -> Iterator[None]:
+    """Tell callbacks that a run starts, and at the end of the block, however it ends, that it is over."""
+    for callback in callbacks:
+        callback.on_start(folder=folder, config=config)
+    try:
+        yield
+    finally:
+        for callback in callbacks:
+            callback.on_end()
 
 
 def append_row(path: Path, row: Row, *, failpoint: str | None = None) -> None:

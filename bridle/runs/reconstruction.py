@@ -7,24 +7,15 @@ rate.json      rates and distortions beside those of known codecs, written by `b
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from bridle.errors import CheckpointError, quoted
-from bridle.files import read_json
 from bridle.runs.folder import RunFolder
+from bridle.runs.results import Record, read_record
 
 RESULT, RATE = "result.json", "rate.json"
 
 
-class Stored(BaseModel):
-    """Base of the records: frozen; keys that a later version may add are ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class StageError(Stored):
+class StageError(Record):
     """What is lost when the first `stages` stages are decoded, over all real values of the held-out items."""
 
     stages: int
@@ -34,7 +25,7 @@ class StageError(Stored):
     log_spectral_distance: float | None = None  # dB, for log-mel features
 
 
-class Reconstruction(Stored):
+class Reconstruction(Record):
     """result.json of a detokenizer."""
 
     iteration: int
@@ -43,7 +34,7 @@ class Reconstruction(Stored):
     by_stages: tuple[StageError, ...]
 
 
-class Distortion(Stored):
+class Distortion(Record):
     """How far reconstructions are from their originals, mean over items; None where it does not apply."""
 
     psnr: float | None = None  # dB, pictures and frames
@@ -69,8 +60,10 @@ class AnchorPoint(Distortion):
     rate: float
 
 
-class RateDistortion(Stored):
+class RateDistortion(Record):
     """rate.json of a detokenizer."""
+
+    ALWAYS = ("inversion", "anchors", "notes")
 
     iteration: int
     items: int
@@ -82,21 +75,10 @@ class RateDistortion(Stored):
     notes: tuple[str, ...] = ()  # what could not be measured, and why
 
 
-Record = TypeVar("Record", bound=Stored)
-
-
-def read_reconstruction(path: Path, record: type[Record]) -> Record:
-    """A stored record; CheckpointError if the file is something else."""
-    try:
-        return record.model_validate(read_json(path))
-    except ValueError as error:
-        raise CheckpointError(f"{quoted(path)} is damaged; delete it and run its command again.") from error
-
-
 def read_rates(folder: Path) -> list[RateDistortion]:
     """All that `bridle codebooks --reconstruct` measured of a run, by iteration."""
     found = sorted(RunFolder(folder).detokenizers().glob(f"iter*/{RATE}"))
-    return sorted((read_reconstruction(path, RateDistortion) for path in found), key=lambda one: one.iteration)
+    return sorted((read_record(RateDistortion, path) for path in found), key=lambda one: one.iteration)
 
 
 def is_as_good(point: Distortion, other: Distortion) -> bool:

@@ -123,23 +123,6 @@ class Score(Record):
     short: int = 0  # classes with fewer items than shots; queries without anything to find
 
 
-class FoldScores(Record):
-    """Scores of one fold."""
-
-    fold: int
-    accuracy: Number = None
-    top5: Number = None
-    mean_average_precision: Number = None
-    mean_auc: Number = None
-    d_prime: Number = None
-    test_items: int = 0
-    setting: dict[str, bool | int | float] = {}
-
-    @property
-    def main(self) -> float | None:
-        return self.mean_average_precision if self.accuracy is None else self.accuracy
-
-
 class Scores(Record):
     """What a classifier is worth on items it never saw; with folds, means over them.
 
@@ -163,7 +146,8 @@ class Scores(Record):
     test_items: int = 0
     setting: dict[str, bool | int | float] = {}  # chosen on validation items; with folds the median, or whether all
     seconds: float = 0.0
-    folds: tuple[FoldScores, ...] = ()
+    fold: int | None = None  # which one these are of, and
+    folds: tuple[Scores, ...] = ()  # the scores of each
     sd: Number = None  # of the main score over folds
     hits: Hits | None = None
     further: dict[str, Score] = {}  # of other scorers, by name
@@ -223,8 +207,6 @@ class StageHealth(Record):
     norms_start: tuple[float, ...] = ()  # the same right after the codebook's start
     label_information: Number = None  # MI(code; label), nats; None without labels or with too few tokens
     dead: int = 0  # codes that never occurred
-    tuples: int | None = None  # distinct tuples of the codes up to this stage
-    tuples_exact: bool = True  # False: estimated from a sketch
     agreement: dict[str, float] = {}  # share of codes that stay, for each small change of the input
     directions: int | None = None  # in which the stage's inputs can vary
     latent_dimension: Number = None  # effective, of the stage's inputs; see `quantize.dimension`
@@ -366,9 +348,7 @@ def read_record(kind: type[AnyRecord], path: Path) -> AnyRecord:
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             reason = f"{'.'.join(map(str, first['loc'])) or 'content'}: {first['msg']}"
-        raise CheckpointError(
-            f"{path}: damaged ({reason}); delete it and run again to redo the evaluations."
-        ) from error
+        raise CheckpointError(f"{path}: damaged ({reason}); delete it and run its command again.") from error
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bridle.errors import needs
+
 Array = NDArray[Any]
 LONGEST = 2  # successive tokens in a term
 STAGES = 2  # later stages describe ever smaller details, which only two copies of a file share
@@ -101,15 +103,15 @@ def terms_of(codes: Array, positions: Array, lines: Lines, *, longest: int = LON
 
 def weigh(files: Iterable[Terms]) -> Grams:
     """tf-idf weights of all files, sorted by term."""
+    with needs("search"):
+        from scipy.sparse import csc_array, csr_array
+        from sklearn.feature_extraction.text import TfidfTransformer
+
     bags = list(files)
     ids = np.concatenate([bag.ids for bag in bags])
     docs = np.repeat(np.arange(len(bags), dtype=np.int32), [len(bag.ids) for bag in bags])
-    tf = 1.0 + np.log(np.concatenate([bag.counts for bag in bags]))
-    terms, which, df = np.unique(ids, return_inverse=True, return_counts=True)
-    idf = np.log((1.0 + len(bags)) / (1.0 + df)) + 1.0
-    weights = tf * idf[which]
-    lengths = np.sqrt(np.bincount(docs, weights=weights**2, minlength=len(bags)))
-    weights /= np.maximum(lengths, 1e-12)[docs]
-    order = np.argsort(which, kind="stable")
-    ends = np.concatenate([[0], np.cumsum(df)]).astype(np.int64)
-    return Grams(terms, idf, ends, docs[order], weights[order].astype(np.float32))
+    terms, which = np.unique(ids, return_inverse=True)
+    counts = csr_array((np.concatenate([bag.counts for bag in bags]), (docs, which)), shape=(len(bags), len(terms)))
+    tfidf = TfidfTransformer(sublinear_tf=True)
+    found = csc_array(tfidf.fit_transform(counts))
+    return Grams(terms, tfidf.idf_, found.indptr, found.indices, found.data.astype(np.float32))

@@ -204,8 +204,6 @@ def interleave(run: Run[Nets], results: ResultsFile, evaluate: Evaluate | None) 
             phase = build_phase(run, index, turn)
             if inside is None or not is_finished or step_of(inside) < phase.steps:  # the last one may be lengthened
                 fit(run, phase, inside)
-        if distributed.rank() == 0:
-            run.folder.remove_codes()
         if turn.name != "tokenizer" and evaluate is not None and results.value.at(turn.iteration) is None:
             saved = f"the end of iter{turn.iteration}-{turn.name} is saved."
             with run.stop.leaving_at_once(saved):

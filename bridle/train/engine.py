@@ -62,7 +62,6 @@ class Phase:
     trained: Mapping[str, nn.Module]  # these learn; everything else is frozen
     step: Callable[[Batch, Draws], StepResult]
     start: Callable[[], None] = field(default=lambda: None)  # once, before step 0: codebook start
-    prepare: Callable[[], None] = field(default=lambda: None)  # in every process that runs the phase: what is not saved
     before_step: Callable[[int, Sequence[Batch]], None] = field(default=lambda step, batches: None)
     after_update: Callable[[Statistics], None] = field(default=lambda statistics: None)
     after_step: Callable[[], None] = field(default=lambda: None)  # whenever the weights have moved
@@ -121,7 +120,6 @@ def fit(run: Run[Networks], phase: Phase, restored: checkpoint.Loaded | None) ->
 
     if restored is None:
         save()  # a codebook start is not done twice
-    phase.prepare()
     clock.start()
     with BackgroundWriter() as writer:
         for micro_batches in loader.steps(progress.step, phase.steps):

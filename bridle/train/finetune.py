@@ -15,11 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bridle import distributed
 from bridle.data.loading.loader import Batch
-from bridle.errors import ConfigError, DataError
+from bridle.errors import DataError
 from bridle.models.build import Networks
-from bridle.models.classifier import Classifier, WeightAverage, classification_loss
+from bridle.models.classifier import Classifier, classification_loss
 from bridle.nn.patch import patchify
 from bridle.nn.whiten import PatchMoments
 from bridle.train.algorithm1 import fit_only_phase
@@ -37,28 +36,20 @@ class Tuned(Networks):
     """The networks of a fine-tuning run."""
 
     classifier: Classifier
-    average: WeightAverage | None = None  # the running mean of the weights, where one is kept
 
     def record(self) -> dict[str, Any]:
         """The size of the head, so that a checkpoint can be read without the data."""
         return {"classes": self.classifier.classes}
 
-    @property
-    def scored(self) -> Classifier:
-        """The classifier to evaluate: the mean of the weights where one is kept, else the last ones."""
-        return self.classifier if self.average is None else self.average.model
-
 
 def finetune(run: Run[Tuned], *, iteration: int, loss: Loss) -> Classifier:
-    """Fine-tune to the end, from the beginning or from the last checkpoint, and return the classifier to evaluate."""
-    if run.nets.average is not None and run.config.runtime.shard != "none" and distributed.is_active():
-        raise ConfigError("finetune.weight_ema needs whole weights on every process; use runtime.shard=none with it.")
+    """Fine-tune to the end, from the beginning or from the last checkpoint, and return the classifier."""
     fit_only_phase(run, lambda: finetune_phase(run, iteration=iteration, loss=loss))
-    return run.nets.scored
+    return run.nets.classifier
 
 
 def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
-    """All weights learn; tokens may be hidden, branches dropped, weights averaged. `iteration` 0 is from scratch."""
+    """All weights learn; tokens may be hidden, branches dropped. `iteration` 0 is from scratch."""
     nets, settings, samples = run.nets, run.config.finetune, len(run.source)
     steps = settings.step_count(samples)
     warmup = min(settings.warmup_count(samples), steps)
@@ -74,9 +65,7 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         batches = [move(batch, run.machine.device) for batch in loader.first(START_ITEMS, rows=64)]
         if iteration == 0:
             whiten_inputs(nets, batches)
-        for model in (nets.classifier, None if nets.average is None else nets.average.model):
-            if model is not None:
-                model.standardise((batch.x, batch.valid) for batch in batches)
+        nets.classifier.standardise((batch.x, batch.valid) for batch in batches)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
         if batch.label is None:
@@ -86,10 +75,6 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         logits = nets.classifier(batch.x, valid=batch.valid, mask=mask, drop=drop)  # (B, K)
         found = classification_loss(logits, batch.label, kind=loss, label_smoothing=settings.label_smoothing)
         return StepResult(found, None, {"accuracy": hit_rate(logits, batch.label)} if loss == "ce" else {})
-
-    def after_step() -> None:
-        if nets.average is not None:
-            nets.average.take_in(nets.classifier)
 
     return Phase(
         index=0,
@@ -101,7 +86,6 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         trained={"classifier": nets.classifier},
         step=step,
         start=start,
-        after_step=after_step,
         rate_scale=partial(layer_scale, depth=nets.classifier.encoder.depth, decay=settings.layer_decay),
         has_codes=False,
     )
@@ -116,8 +100,6 @@ def whiten_inputs(nets: Tuned, batches: Sequence[Batch]) -> None:
     for batch in batches:
         moments.add(patchify(batch.x, encoder.geometry.patch), batch.valid)
     encoder.embed.whiten_by(moments.spectrum())
-    if nets.average is not None:
-        nets.average.model.encoder.embed.whiten_as(encoder.embed)
 
 
 def layer_scale(name: str, *, depth: int, decay: float) -> float:

@@ -13,9 +13,7 @@ from torch import Tensor
 from bridle import distributed, failpoints
 from bridle.config import Config
 from bridle.config.training_schema import PhaseConfig
-from bridle.data.digests import data_digest
 from bridle.data.loading.loader import Batch
-from bridle.data.loading.order import Order
 from bridle.models.build import BUILT_IN_TOKENIZERS, Nets
 from bridle.models.cost import step_costs
 from bridle.models.estimator import Estimator
@@ -39,13 +37,11 @@ from bridle.train.draws import Draws
 from bridle.train.engine import Phase, StepResult, move
 from bridle.train.parallel import share_bad
 from bridle.train.run import Run
-from bridle.train.stored_codes import CodeTable
 
 MOST_START_TOKENS = 131_072
 START_TOKENS_PER_CODE = 64
 MEASURED_TOKENS = 65_536  # for second moments
 NOTHING_YET = "nothing of this phase is done yet; the phase before is saved."
-CODES_ANEW = "training is saved; the codes of the data set are computed anew."
 
 
 def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
@@ -62,8 +58,7 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     if run.config.loss.target == "patches":
         regress = partial(predict_patches, run)
         return replace(phase, step=regress, start=whiten, has_codes=False)
-    stored = stored_codes(run, phase.key) if settings.codes == "stored" else None
-    kept = KeptTargets(nets, steps=settings.masks, stored=stored)
+    kept = KeptTargets(nets, steps=settings.masks)
 
     def start() -> None:
         whiten()
@@ -75,8 +70,7 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
     def step(batch: Batch, draws: Draws) -> StepResult:
         return predict_codes(run, batch, draws, kept.of(batch, draws.step))
 
-    prepare = phase.prepare if stored is None else lambda: fill_stored(run, phase.key, settings, stored)
-    return replace(phase, step=step, start=start, prepare=prepare)
+    return replace(phase, step=step, start=start)
 
 
 def begins_untrained_tokenizer(config: Config, iteration: int) -> bool:
@@ -120,7 +114,7 @@ def predict_codes(run: Run[Nets], batch: Batch, draws: Draws, found: CodeTargets
     features, hidden = guess_hidden(run, batch, draws)
     wanted, weights = found.at(hidden), run.config.loss
     logits = run.nets.heads(features)  # M x (B, H, K_m), at predicted positions only
-    loss = encoder_loss(logits, wanted, hidden.counted, kind=weights.codes, stage_weights=weights.stage_weights)
+    loss = encoder_loss(logits, wanted, hidden.counted, kind=weights.codes)
     if not draws.shown:
         return StepResult(loss, found.codes, {})
     with torch.no_grad():
@@ -133,8 +127,7 @@ def predict_patches(run: Run[Nets], batch: Batch, draws: Draws) -> StepResult:
     features, hidden = guess_hidden(run, batch, draws)
     guess = run.nets.heads(features)  # (B, H, F)
     patches = hidden.take(patchify(batch.x, run.nets.encoder.geometry.patch))  # (B, T, F) -> (B, H, F)
-    target = patch_target(patches, kind=run.config.loss.patches)
-    return StepResult(patch_loss(guess, target, hidden.counted), None, {})
+    return StepResult(patch_loss(guess, patch_target(patches), hidden.counted), None, {})
 
 
 def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hidden]:
@@ -148,12 +141,11 @@ def guess_hidden(run: Run[Nets], batch: Batch, draws: Draws) -> tuple[Tensor, Hi
 class KeptTargets:
     """The codes of the current batches, kept while these are used for `steps` steps: the tokenizer is frozen.
 
-    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes. Codes come from
-    the table `stored` where there is one.
+    Nothing of it is saved: after a restart between two such steps the same batch gets the same codes.
     """
 
-    def __init__(self, nets: Nets, *, steps: int, stored: CodeTable | None = None) -> None:
-        self.nets, self.steps, self.stored = nets, steps, stored
+    def __init__(self, nets: Nets, *, steps: int) -> None:
+        self.nets, self.steps = nets, steps
         self.turn = -1
         self.found: dict[int, CodeTargets] = {}  # by the first row of the micro-batch
 
@@ -162,35 +154,8 @@ class KeptTargets:
             self.turn, self.found = step // self.steps, {}
         first = batch.rows.start
         if first not in self.found:
-            codes = None if self.stored is None else self.stored.of(batch.index)
-            found = None if codes is None else CodeTargets(codes.to(batch.x.device, non_blocking=True))
-            self.found[first] = found or targets(self.nets, batch.x, batch.valid)
+            self.found[first] = targets(self.nets, batch.x, batch.valid)
         return self.found[first]
-
-
-def stored_codes(run: Run[Nets], key: str) -> CodeTable:
-    """The table with the codes of all samples, on disk during a phase."""
-    quantizer, shape = run.config.quantizer, (len(run.source), run.config.geometry.build().tokens)
-    path = run.folder.codes / f"{key}.npy"
-    return CodeTable(path, shape=(*shape, quantizer.codebooks), sizes=quantizer.sizes)
-
-
-@torch.no_grad()
-def fill_stored(run: Run[Nets], key: str, settings: PhaseConfig, table: CodeTable) -> None:
-    """Tokenize the whole data set, un-augmented, unless its codes are there (collective)."""
-    order = Order(size=len(run.source), seed=run.config.seed, phase=key)
-
-    def tokenized() -> Iterator[tuple[Tensor, Tensor]]:
-        run.progress.note(f"{key}: tokenizing all {len(run.source):,} samples once (encoder_phase.codes=stored)")
-        for batch in first_batches(run, key, settings, samples=len(run.source), saved=CODES_ANEW):
-            codes = targets(run.nets, batch.x, batch.valid).codes.cpu()
-            drawn = torch.from_numpy(order.at(range(batch.rows.start, batch.rows.stop)))
-            sound = batch.index == drawn  # what stands in for a bad sample has a row, and a turn, of its own
-            yield drawn[sound], codes[sound]
-
-    # Nobody's Dataset has a name, and two of one length are taken for the same.
-    beside = {"data": distributed.done_once(lambda: data_digest(run.source))}
-    table.open(tokenized, tokenizer=run.nets.tokenizer.state_dict(), beside=beside, note=run.progress.note)
 
 
 def explain_encoder(run: Run[Nets], batch: Batch, draws: Draws, *, z: Tensor | None = None) -> StepResult:
@@ -339,9 +304,7 @@ def start_tokens(run: Run[Nets], settings: PhaseConfig) -> int:
     return min(wanted, MOST_START_TOKENS, len(run.source) * T)
 
 
-def first_batches(
-    run: Run[Nets], key: str, settings: PhaseConfig, *, samples: int | None = None, saved: str = NOTHING_YET
-) -> Iterator[Batch]:
+def first_batches(run: Run[Nets], key: str, settings: PhaseConfig, *, samples: int | None = None) -> Iterator[Batch]:
     """The first un-augmented samples of the phase's order in fixed-size micro-batches; leaves when asked to stop.
 
     As many as a codebook start takes, or `samples`.
@@ -354,7 +317,7 @@ def first_batches(
     mine = loader.first(samples, rows=rows)
     for _ in range(-(-samples // (rows * distributed.world_size()))):
         batch = next(mine, None)
-        run.leave(saved)
+        run.leave(NOTHING_YET)
         run.quarantine(share_bad(() if batch is None else batch.bad), phase=key)
         if batch is not None:
             yield move(batch, run.machine.device)

@@ -24,7 +24,7 @@ from bridle.grid.cells import Cell, cells
 from bridle.grid.subprocesses import finish, run_beside, start
 from bridle.grid.table import change_of, read_scores, write_tables
 from bridle.grid.table_file import Grid, read_grid, table_names
-from bridle.runs.results import FoldScores, Hits, Scores
+from bridle.runs.results import Hits, Scores
 
 PAPER = {"audio-iter1", "audio-iter2", "image-iter1", "image-iter2", "attribution", "losses", "books", "joint"}
 PAPER |= {"table1", "table2", "table3", "codebooks"}
@@ -117,7 +117,7 @@ def test_rows_that_differ_only_in_fine_tuning_share_their_run(tmp_path: Path) ->
 
 def scored(values: Sequence[float], hits: Hits | None = None) -> Scores:
     """Scores of one value, or of one per fold."""
-    folds = tuple(FoldScores(fold=n, accuracy=value) for n, value in enumerate(values)) if len(values) > 1 else ()
+    folds = tuple(Scores(fold=n, accuracy=value) for n, value in enumerate(values)) if len(values) > 1 else ()
     return Scores(accuracy=mean(values), folds=folds, hits=hits)
 
 

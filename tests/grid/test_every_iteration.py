@@ -16,7 +16,7 @@ from bridle.grid.every_iteration import Other, fill_every_iteration, score_text
 from bridle.grid.table import write_tables
 from bridle.grid.table_file import Grid, read_grid
 from bridle.quantize.usage import released_effective_usage
-from bridle.runs.results import Evaluation, FoldScores, Interval, Results, Scores
+from bridle.runs.results import Evaluation, Interval, Results, Scores
 
 ACCURACY = {"VQ": (0.40, 0.44), "RQ": (0.50, 0.58)}  # after iterations 1 and 2
 
@@ -131,7 +131,7 @@ def test_labels_decide_what_is_shown() -> None:
     several = Scores(mean_average_precision=0.25, interval=Interval(0.2, 0.3))
     assert every_iteration.metrics_of(several) == ["mean_average_precision"]
     assert score_text([several], "mean_average_precision") == "25.0 [20.0, 30.0]"
-    folds = Scores(accuracy=0.9, top5=0.99, mean_average_precision=0.95, folds=(FoldScores(fold=1),))
+    folds = Scores(accuracy=0.9, top5=0.99, mean_average_precision=0.95, folds=(Scores(fold=1),))
     assert every_iteration.metrics_of(folds) == ["accuracy", "top5", "mean_average_precision"]
 
 

@@ -27,7 +27,8 @@ from bridle.infer.model import load
 from bridle.infer.reconstruct import Grid, decoded_pieces, output_names
 from bridle.models.detokenizer import halve, prefix_vectors, reconstruction_loss
 from bridle.quantize import ResidualQuantizer
-from bridle.runs.reconstruction import Reconstruction, read_reconstruction
+from bridle.runs.reconstruction import Reconstruction
+from bridle.runs.results import read_record
 from bridle.seeding import generator
 
 Small = Callable[..., Config]
@@ -56,7 +57,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_stage_adds_detail_on_held_out_items(run: Path) -> None:
-    found = read_reconstruction(run / "detokenizer/iter1/result.json", Reconstruction)
+    found = read_record(Reconstruction, run / "detokenizer/iter1/result.json")
     explained = [row.explained for row in found.by_stages]
     assert explained == sorted(explained)
     assert explained[0] > 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Literal
 
@@ -13,7 +12,7 @@ from torch import nn
 from bridle.config import load_config
 from bridle.geometry import Geometry
 from bridle.models.build import build_classifier, build_encoder
-from bridle.models.classifier import Classifier, WeightAverage, classification_loss
+from bridle.models.classifier import Classifier, classification_loss
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.masking import Mask, draw_mask
 from bridle.nn.transformer import initialise
@@ -146,23 +145,6 @@ def test_losses_equal_torchs_and_the_formula() -> None:
 def test_losses_are_computed_in_float32() -> None:
     logits = torch.tensor([[3.0, -2.0]], dtype=torch.bfloat16)
     assert classification_loss(logits, torch.tensor([0]), kind="ce").dtype == torch.float32
-
-
-def test_the_running_mean_of_weights_has_its_closed_form() -> None:
-    model = classifier()
-    average = WeightAverage(copy.deepcopy(model), decay=0.8)
-    seen = []
-    for step in range(1, 5):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * step)
-        average.take_in(model)
-        seen.append(model.head.weight.detach().double().clone())
-    weights = torch.tensor([0.8**3, 0.8**2, 0.8, 1.0], dtype=torch.float64)
-    wanted = sum(w * s for w, s in zip(weights / weights.sum(), seen, strict=True))
-    torch.testing.assert_close(average.model.head.weight.double(), wanted, rtol=1e-5, atol=1e-6)
-    assert int(average.updates) == 4
-    assert "updates" in average.state_dict()
 
 
 def test_pooled_features_are_standardised_by_the_inputs_before_training() -> None:

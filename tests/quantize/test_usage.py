@@ -13,13 +13,11 @@ from bridle.quantize.usage import (
     NEVER,
     CodeAge,
     CollapseWatch,
-    DistinctCounter,
     UsageCounter,
     effective_usage,
     mutual_information,
     perplexity,
     top_share,
-    tuple_hash,
     usage_entropy,
     usage_rate,
 )
@@ -162,54 +160,6 @@ def test_a_counter_without_positions_knows_no_information() -> None:
 def test_codes_of_another_shape_are_refused(codes: Tensor) -> None:
     with pytest.raises(UsageError, match="expected codes"):
         UsageCounter((3,), positions=4).update(codes)
-
-
-def test_distinct_tuples_are_exact_up_to_the_limit_and_estimated_beyond() -> None:
-    rows = torch.cartesian_prod(torch.arange(256), torch.arange(256))
-    few, many = DistinctCounter(limit=2**17), DistinctCounter(limit=2**12)
-    for part in torch.cat([rows, rows]).split(10_000):
-        few.update(part)
-        many.update(part)
-    assert few.value() == (65_536, True)
-    assert not many.value().exact
-    assert many.value().number == pytest.approx(65_536, rel=0.06)  # four standard errors
-    assert len(many.smallest) == 2**12
-
-
-@pytest.mark.parametrize("limit", [5, 50, 1000])
-@pytest.mark.parametrize("values", [4, 40, 100_000])
-def test_what_is_kept_does_not_depend_on_how_rows_come(limit: int, values: int) -> None:
-    draws = torch.Generator().manual_seed(values)
-    parts = [torch.randint(values, (count, 2), generator=draws) for count in (0, 1, 7, 100, 1000, 3, 500)]
-    counter = DistinctCounter(limit=limit)
-    for part in parts:
-        counter.update(part)
-    assert torch.equal(counter.smallest, tuple_hash(torch.cat(parts)).unique()[:limit])
-
-
-def test_hashes_are_splitmix64_over_the_columns() -> None:
-    def mixed(state: int, column: int) -> int:
-        whole = 2**64 - 1
-        state = ((state ^ column) + 0x9E3779B97F4A7C15) & whole
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & whole
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & whole
-        return state ^ (state >> 31)
-
-    rows = [[0, 0], [1, 255], [77, 3], [1023, 4]]
-    expected = [mixed(mixed(0, a), b) & (2**63 - 1) for a, b in rows]
-    assert tuple_hash(torch.tensor(rows)).tolist() == expected
-
-
-def test_hashes_depend_on_the_order_of_a_tuple() -> None:
-    hashes = tuple_hash(torch.tensor([[1, 2, 3], [3, 2, 1], [1, 2, 3]]))
-    assert hashes[0] == hashes[2] != hashes[1]
-    assert (hashes >= 0).all()
-
-
-def test_hashes_are_spread_evenly() -> None:
-    hashes = tuple_hash(torch.arange(100_000)[:, None])
-    counts = torch.bincount(hashes >> 57, minlength=64).double()  # 64 equal cells of 1562
-    assert ((counts - counts.mean()).abs() < 5 * counts.mean().sqrt()).all()
 
 
 def test_age_is_the_number_of_steps_since_a_code_was_used() -> None:

@@ -257,13 +257,12 @@ def test_what_the_codebooks_command_found_replaces_what_the_run_measured(tmp_pat
         **STAGE,
         "usage_rate": 0.3125,
         "label_information": 0.77,
-        "tuples": 4321,
         "agreement": {"noise 1 %": 0.981},
     }
     verdict = {"stage": 1, "level": "warn", "text": "examined closely."}
     examined = {"evaluations": [{"iteration": 1, "codebooks": [stage], "verdicts": [verdict]}]}
     shown = Tags(page(tmp_path, run(examined=stored(examined))))
-    for text in ("0.31", "0.77", "4,321", "98.1", "examined closely."):
+    for text in ("0.31", "0.77", "98.1", "examined closely."):
         assert text in shown.text, text
     assert "Label" not in Tags(page(tmp_path, run())).text.split("Codebooks after")[1]
 
@@ -281,7 +280,7 @@ def test_curves_of_code_usage_are_drawn_where_they_were_logged(tmp_path: Path) -
 def test_an_unknown_form_of_codebooks_json_never_breaks_the_page(tmp_path: Path, value: Any) -> None:
     examined = value if isinstance(value, dict) else {"evaluations": value}
     assert "</html>" in page(tmp_path, run(examined=stored(examined)))
-    odd = {"evaluations": [{"iteration": 1, "codebooks": [{"agreement": value, "tuples": value}], "verdicts": value}]}
+    odd = {"evaluations": [{"iteration": 1, "codebooks": [{"agreement": value}], "verdicts": value}]}
     assert "</html>" in page(tmp_path, run(examined=stored(odd)))
 
 

@@ -145,8 +145,6 @@ CODEBOOK = {
     "position_information": None,
     "label_information": None,
     "dead": 128,
-    "tuples": 70000,
-    "tuples_exact": False,
     "agreement": {"noise 1 %": 0.975},
     "norms": [0.9, 1.0],
     "norms_start": [0.5, 0.6],
@@ -169,7 +167,6 @@ def test_the_table_has_a_column_per_stage_and_fits_80_columns() -> None:
     assert "iteration 2" in text and max(map(len, text.splitlines())) <= 80
     assert lines["never used"] == ["128"] * 4
     assert lines["top code, % of tokens"] == ["41.0"] * 4
-    assert lines["distinct tuples so far"] == ["≈70,000"] * 4
     assert lines["codes kept, noise 1 %, %"] == ["97.5"] * 4
     assert "too few" in text, "position information that cannot be trusted"
     assert "label tells" not in text, "nothing is said of labels where there are none"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from bridle.data.sources import Sample, Source, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
-from bridle.models.classifier import WeightAverage
 from bridle.runs.folder import RunFolder
 from bridle.runs.metrics import Callback
 from bridle.train.draws import Draws
@@ -44,8 +42,7 @@ def tuning(
     folder.mkdir(exist_ok=True, parents=True)
     config = config.model_copy(update={"data": config.data.model_copy(update={"mean": (0.3,), "std": (0.35,)})})
     classifier = build_classifier(config, build_encoder(config), classes=classes, iteration=1)
-    decay = config.finetune.weight_ema
-    nets = Tuned(classifier, WeightAverage(copy.deepcopy(classifier), decay=decay) if decay else None)
+    nets = Tuned(classifier)
     source = digits().train if source is None else source
     machine = open_machine(config.runtime)
     return Run(RunFolder(folder), config, machine, source, nets, StopRequest(), ProgressLine(), callbacks)
@@ -136,7 +133,7 @@ def test_a_mask_hides_tokens_in_training_only(small: Small, tmp_path: Path, mask
     phase = finetune_phase(run, iteration=1, loss="ce")
     seen, batch = counting(phase, run), a_batch(run, phase)
     phase.step(batch, Draws(run, phase, 0))
-    run.nets.scored(batch.x)
+    run.nets.classifier(batch.x)
     assert seen == [tokens, 64]
 
 
@@ -181,9 +178,7 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_an_interrupted_fine_tune_ends_as_if_it_had_not_been(small: Small, tmp_path: Path) -> None:
-    config = small(
-        "finetune.steps=6", "finetune.weight_ema=0.9", "finetune.mask.kind=random", "finetune.mask.ratio=0.2", *QUICK
-    )
+    config = small("finetune.steps=6", "finetune.mask.kind=random", "finetune.mask.ratio=0.2", *QUICK)
     weights = [1.0 + i % 3 for i in range(1437)]
     for place, stops in (("whole", []), ("parts", [2, 4])):
         for stop in [*stops, None]:
@@ -197,21 +192,7 @@ def test_an_interrupted_fine_tune_ends_as_if_it_had_not_been(small: Small, tmp_p
                     finetune(run, iteration=1, loss="ce")
     whole, parts = final_state(tmp_path / "whole"), final_state(tmp_path / "parts")
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
-    assert any(name.startswith("average.") for name in whole)
     assert rows(tmp_path / "whole") == rows(tmp_path / "parts")
-
-
-def test_what_is_scored_is_the_running_mean_of_the_weights(small: Small, tmp_path: Path) -> None:
-    run = tuning(small("finetune.steps=3", "finetune.weight_ema=0.5", *QUICK), tmp_path)
-    phase = finetune_phase(run, iteration=1, loss="ce")
-    seen: list[torch.Tensor] = []
-    take_in = run.nets.average.take_in  # type: ignore[union-attr]
-    run.nets.average.take_in = lambda model: (seen.append(model.head.weight.detach().clone()), take_in(model))  # type: ignore
-    scored = finetune(run, iteration=1, loss="ce")
-    assert phase.steps == len(seen) == 3
-    wanted = (seen[0] + 2 * seen[1] + 4 * seen[2]) / 7
-    torch.testing.assert_close(scored.head.weight, wanted)
-    assert not torch.equal(scored.head.weight, run.nets.classifier.head.weight)
 
 
 def test_a_sample_without_a_label_is_an_error(small: Small, tmp_path: Path) -> None:

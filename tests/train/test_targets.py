@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from run_folders import StopAt
@@ -17,13 +15,11 @@ from safetensors.torch import load_file
 
 import bridle
 from bridle import api
-from bridle.config import Config, load_config, read_config
+from bridle.config import Config, load_config
 from bridle.data.arrays.memory import TensorSource
-from bridle.data.build import open_data
 from bridle.data.loading.loader import Loader
-from bridle.errors import CheckpointError, Interrupted, UsageError
+from bridle.errors import Interrupted, UsageError
 from bridle.evaluate.codebooks.command import examine_run
-from bridle.evaluate.finetune import finetune_run
 from bridle.files import read_lines
 from bridle.grid.cells import cells
 from bridle.grid.table_file import read_grid
@@ -33,7 +29,6 @@ from bridle.models.tokenizer import ColdStartTokenizer, VitTokenizer
 from bridle.runs.results import read_results
 from bridle.train.algorithm1 import schedule
 from bridle.train.phases import teach
-from bridle.train.stored_codes import CodeTable
 
 Small = Callable[..., Config]
 
@@ -128,70 +123,6 @@ def test_reused_codes_resume_bit_for_bit_in_the_middle_of_a_turn(
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
-STORED = ("encoder_phase.codes=stored", "augment.enabled=false", "probe.enabled=false")
-
-
-def test_stored_codes_are_those_of_the_live_tokenizer_and_resume_bit_for_bit(
-    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = 0
-    encode = VitTokenizer.encode
-
-    def counted(self: Any, x: Any, *, valid: Any = None) -> Any:
-        nonlocal calls
-        calls += 1
-        return encode(self, x, valid=valid)
-
-    config = small(*STORED, steps=5)
-    live = config.model_copy(update={"encoder_phase": config.encoder_phase.model_copy(update={"codes": "live"})})
-    api.pretrain(live, out=tmp_path / "live")
-    monkeypatch.setattr(VitTokenizer, "encode", counted)
-    api.pretrain(config, out=tmp_path / "whole")
-    samples = len(open_data(config).train)
-    assert calls == 1 + 5 + -(-samples // 64)  # start, its own phase, then once for every 64 samples and no more
-    assert_same(tmp_path / "live", tmp_path / "whole")
-    interrupted_run(config, tmp_path / "parts", ("encoder", 2, 4))
-    assert_same(tmp_path / "whole", tmp_path / "parts")
-    assert not (tmp_path / "whole" / "codes").exists()  # the phase is over
-
-
-def test_a_table_of_codes_is_made_again_when_damaged_or_of_another_tokenizer(tmp_path: Path) -> None:
-    made: list[int] = []
-    told: list[str] = []
-    codes = torch.randint(0, 9, (4, 2, 3), generator=torch.Generator().manual_seed(0))
-
-    def tokenized() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        made.append(1)
-        yield torch.tensor([2, 0]), codes[[2, 0]]
-        yield torch.tensor([3]), codes[[3]]  # sample 1 could not be read
-
-    def opened(weight: float, data: str | None = None) -> CodeTable:
-        table = CodeTable(tmp_path / "codes" / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
-        table.open(tokenized, tokenizer={"w": torch.tensor([weight])}, beside={"data": data}, note=told.append)
-        return table
-
-    found = opened(1.0).of(torch.tensor([3, 0, 2]))
-    assert found is not None
-    assert torch.equal(found, codes[[3, 0, 2]])
-    assert opened(1.0).of(torch.tensor([0, 1])) is None
-    assert (len(made), told) == (1, [])
-    opened(2.0)
-    assert len(made) == 2
-    file = tmp_path / "codes" / "t.npy"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    found = opened(2.0).of(torch.tensor([3]))
-    assert found is not None
-    assert torch.equal(found, codes[[3]])
-    assert len(made) == 3
-    opened(2.0, "other files")
-    opened(2.0, "other files")
-    assert len(made) == 4
-    assert len(told) == 3
-    assert all("computed again" in line for line in told)
-
-
 def test_targets_are_tokenized_in_float32_whatever_a_step_computes_in(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,51 +136,9 @@ def test_targets_are_tokenized_in_float32_whatever_a_step_computes_in(
     monkeypatch.setattr(VitTokenizer, "encode", watched)
     # bf16, which real runs use, would need a safe CPU
     monkeypatch.setattr(Machine, "autocast", lambda self: torch.autocast("cpu", dtype=torch.float16))
-    for codes in (STORED, ()):
-        reduced.clear()
-        api.pretrain(small(*codes, steps=2), out=tmp_path / f"run{len(codes)}")
-        assert reduced.count(True) == 2  # the steps of the tokenizer phase; the start and the targets are in float32
-        assert reduced.count(False) >= 3
-
-
-def test_codes_of_other_files_are_not_taken_for_those_of_the_data(small: Small, tmp_path: Path) -> None:
-    for folder, value in (("one", 1.0), ("other", 2.0)):
-        (tmp_path / folder).mkdir()
-        for n in range(12):
-            wave = torch.randn(1, 1024, generator=torch.Generator().manual_seed(n)) * value
-            np.save(tmp_path / folder / f"{n}.npy", wave.numpy())
-    told = [small(*STORED, f"data.root={tmp_path / folder}", recipe="signal", steps=4) for folder in ("one", "other")]
-    run = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        api.pretrain(told[0], out=run, callbacks=[StopAt(("encoder", 1, 2))])
-    facts = json.loads((run / "codes" / "iter1-encoder.json").read_text())
-    with pytest.raises(Interrupted):
-        api.pretrain(told[1], out=run, callbacks=[StopAt(("encoder", 1, 3))])
-    again = json.loads((run / "codes" / "iter1-encoder.json").read_text())
-    assert (facts["tokenizer"], facts["shape"]) == (again["tokenizer"], again["shape"])
-    assert facts["data"] != again["data"]
-
-
-def test_space_is_asked_for_after_what_an_earlier_try_left_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def usage(path: Path) -> SimpleNamespace:
-        return SimpleNamespace(free=1_000 - sum(file.stat().st_size for file in tmp_path.iterdir()))
-
-    monkeypatch.setattr("shutil.disk_usage", usage)
-    for left in (".t.npy.tmp", "t.npy"):
-        (tmp_path / left).write_bytes(bytes(480))
-    table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
-    table.open(lambda: iter(()), tokenizer={}, beside={}, note=print)
-    assert table.of(torch.tensor([0])) is None
-
-
-def test_a_full_disk_is_told_before_the_codes_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
-    table = CodeTable(tmp_path / "t.npy", shape=(4, 2, 3), sizes=(9, 9, 9))
-    with pytest.raises(CheckpointError, match=r"stored codes .*: needed 48 bytes, free 10 bytes"):
-        table.open(lambda: iter(()), tokenizer={}, beside={}, note=print)
-    assert not list(tmp_path.glob("*.npy"))
+    api.pretrain(small(steps=2), out=tmp_path / "run")
+    assert reduced.count(True) == 2  # the steps of the tokenizer phase; the start and the targets are in float32
+    assert reduced.count(False) >= 3
 
 
 def test_an_earlier_block_can_teach(small: Small, tmp_path: Path) -> None:
@@ -287,7 +176,7 @@ def test_the_commands_of_the_guide_are_understood() -> None:
     page = (Path(__file__).parents[2] / "docs" / "quantizer.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     trained = [line.split() for line in lines if line.startswith("bridle pretrain")]
-    assert len(trained) == 8
+    assert len(trained) == 6
     for _, _, recipe, *changes in trained:
         load_config(recipe, [change for change in changes if "=" in change])
     (table,) = (line.split() for line in lines if line.startswith("bridle ablate"))
@@ -298,10 +187,3 @@ def test_the_commands_of_the_guide_are_understood() -> None:
     assert iterations["RQ 4 x 256, first tokenizer kept"] == iterations["RQ 4 x 256, iteration 2"] == 2
     assert set(iterations.values()) == {1, 2}
     assert iterations["patches"] == 1
-
-
-def test_a_run_with_stored_codes_is_fine_tuned_on_augmented_samples(small: Small, tmp_path: Path) -> None:
-    api.pretrain(small(*STORED, "schedule.iterations=1", steps=2), out=tmp_path / "run")
-    finetune_run(tmp_path / "run", ["finetune.steps=1", "finetune.items=40", "finetune.augment.enabled=true"])
-    (written,) = (tmp_path / "run" / "finetune").rglob("config.yaml")
-    assert read_config(written).augment.enabled  # and it can be read

@@ -81,7 +81,6 @@ class Mixed(SourceView):
             x, share = paste_box(sample.x, partner.x, share=plan.share, generator=generator)
         else:
             x, share = torch.lerp(partner.x, sample.x, plan.share), plan.share
-        # .
         valid = None if sample.valid is None or partner.valid is None else sample.valid | partner.valid
         if sample.label is None or partner.label is None:
             return Sample(x, None, valid)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bridle.data.loading.loader import reads_files, sample_or_error
 from bridle.data.loading.order import Order
 from bridle.data.loading.worker_pool import map_in_order, note_unprotected
-from bridle.data.sources import Source
+from bridle.data.sources import Source, real_values
 from bridle.errors import DataError
 
 SMALLEST_STD = 1e-6  # a channel that varies less counts as constant
@@ -86,14 +86,6 @@ def spread(source: Source, grid: Sequence[int] | None, index: int) -> Spread | D
         return sample
     x = sample.x.flatten(1).double()  # (C, values)
     if sample.valid is not None and grid is not None and sample.valid.any():
-        x = x[:, real_values(sample.valid, sample.x.shape[1:], grid)]
+        x = x[:, real_values(sample.valid[None], sample.x.shape[1:], grid).flatten()]
     mean = x.mean(1)
     return Spread(x.shape[1], mean, (x - mean[:, None]).square().sum(1))
-
-
-def real_values(valid: Tensor, size: Sequence[int], grid: Sequence[int]) -> Tensor:
-    """(values,) bool: which values of an input of `size` lie in real tokens, by valid (T,) on a grid."""
-    real = valid.reshape(*grid)
-    for axis, (length, tokens) in enumerate(zip(size, grid, strict=True)):
-        real = real.repeat_interleave(length // tokens, dim=axis)
-    return real.flatten()

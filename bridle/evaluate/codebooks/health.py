@@ -22,7 +22,6 @@ from bridle.errors import DataError
 from bridle.models.tokenizer import Tokenizer
 from bridle.quantize.dimension import SpreadSums, code_spreads
 from bridle.quantize.usage import (
-    DistinctCounter,
     UsageCounter,
     effective_usage,
     perplexity,
@@ -119,32 +118,26 @@ class CodeTally:
         self.usage = UsageCounter(sizes, positions=positions)
         self.labels, self.foreign = (UsageCounter(sizes, positions=classes) for _ in range(2))
         self.labelled = classes is not None
-        self.tuples = [DistinctCounter() for _ in self.sizes]  # of the codes up to each stage
         self.energy = torch.zeros(len(self.sizes), dtype=torch.float64)  # summed over tokens
         self.inputs: list[SpreadSums] = []  # of every stage
 
     def add(self, batch: CodeBatch) -> None:
         self.usage.update(batch.codes, valid=batch.valid)
-        every = torch.ones(batch.codes.shape[:2], dtype=torch.bool, device=batch.codes.device)
-        codes = batch.codes[every if batch.valid is None else batch.valid].cpu()  # (S, M)
-        self.energy += len(codes) * batch.energy.double().cpu()
+        tokens = batch.codes.shape[:2].numel() if batch.valid is None else int(batch.valid.sum())
+        self.energy += tokens * batch.energy.double().cpu()
         if batch.inputs is not None:
             own = list(batch.inputs)
             self.inputs = [a + b for a, b in zip(self.inputs, own, strict=True)] if self.inputs else own
-        for m, tuples in enumerate(self.tuples):
-            tuples.update(codes[:, : m + 1])
         self.labelled = self.labelled and batch.label is not None
         if self.labelled and batch.label is not None:
             for counter, label in ((self.labels, batch.label), (self.foreign, batch.label.roll(1))):
-                counter.update(batch.codes, valid=batch.valid, positions=label[:, None].expand(every.shape))
+                counter.update(batch.codes, valid=batch.valid, positions=label[:, None].expand(batch.codes.shape[:2]))
 
     def join_ranks(self) -> None:
         """Count what all ranks have counted (collective)."""
         if not distributed.is_active():
             return
         self.usage, self.labels, self.foreign = (c.over_ranks() for c in (self.usage, self.labels, self.foreign))
-        for counter in self.tuples:
-            counter.merge(distributed.gather_rows(counter.smallest))
         self.energy = distributed.sum_over_ranks(self.energy)
         known = distributed.gather_json([self.labelled, bool(self.inputs)])
         self.labelled = all(labelled for labelled, _ in known)
@@ -154,13 +147,16 @@ class CodeTally:
     def stages(self, codebooks: Sequence[Tensor]) -> list[StageHealth]:
         """One record per stage; `codebooks` are M tensors (K_m, Dq)."""
         information = self.usage.information()
-        labels = self._label_information() if self.labelled else [None for _ in self.sizes]
+        labels: list[float | None] = [None for _ in self.sizes]
+        if self.labelled:
+            pairs = zip(self.labels.information(), self.foreign.information(), strict=True)
+            labels = [max(0.0, own.nats - other.nats) if own.trusted else None for own, other in pairs]
         latents = [sums.spread() for sums in self.inputs] or [None for _ in self.sizes]
         found = []
         for m, (counts, code) in enumerate(
             zip(self.usage.counts, code_spreads(self.usage.counts, codebooks), strict=True)
         ):
-            latent, distinct = latents[m], self.tuples[m].value()
+            latent = latents[m]
             found.append(
                 StageHealth(
                     stage=m + 1,
@@ -176,8 +172,6 @@ class CodeTally:
                     norms=tuple(codebooks[m].float().norm(dim=-1).tolist()),
                     label_information=labels[m],
                     dead=int((counts == 0).sum()),
-                    tuples=distinct.number,
-                    tuples_exact=distinct.exact,
                     latent_dimension=None if latent is None else latent.dimension,
                     latent_first=None if latent is None else latent.first,
                     code_dimension=None if code is None else code.dimension,
@@ -185,10 +179,6 @@ class CodeTally:
                 )
             )
         return found
-
-    def _label_information(self) -> list[float | None]:
-        pairs = zip(self.labels.information(), self.foreign.information(), strict=True)
-        return [max(0.0, own.nats - other.nats) if own.trusted else None for own, other in pairs]
 
 
 def health_of_codes(

@@ -74,18 +74,14 @@ def fit_head(
     rate = settings.learning_rate or rates[len(rates) // 2]
     if held.any() and settings.learning_rate is None:
         logits = learn(~held, rates).logits(train.x[held])  # (S, N, K)
-        quality = [_quality(own, train.y[held], classes) for own in logits]
-        rate = rates[int(np.argmax(quality))]
+        quality = [fit_quality(own.numpy(), train.y[held], classes) for own in logits]
+        sound = logits.isfinite().flatten(1).all(1).numpy()  # a head that diverged is worse than any other
+        rate = rates[int(np.argmax(np.where(sound, quality, -1.0)))]
     heads = learn(np.ones(len(y), dtype=bool), [rate])
     if not bool(torch.isfinite(heads.weight).all()):
         raise NonFiniteError(f"the {settings.head} head diverged at learning rate {rate:g}; use probe.head=logistic.")
     weight, bias = heads.weight[0], heads.bias[0]
     return LinearClassifier(classes, heads.mean, heads.scale, weight, bias, loss == "ce", {"learning_rate": rate})
-
-
-def _quality(logits: Tensor, y: Array, classes: Array) -> float:
-    """A head that diverged is worse than any other."""
-    return fit_quality(logits.numpy(), y, classes) if bool(torch.isfinite(logits).all()) else -1.0
 
 
 def _learn(

@@ -28,12 +28,12 @@ from bridle.errors import DataError
 from bridle.evaluate.reconstruction import anchors
 from bridle.evaluate.reconstruction.distortion import log_spectral_distance, psnr, si_sdr, ssim
 from bridle.evaluate.reconstruction.measure import Held, is_spectrogram, split_for_measuring
-from bridle.files import write_json
 from bridle.geometry import Geometry
 from bridle.models.detokenizer import Detokenizer, decode_prefix
 from bridle.models.tokenizer import Tokenizer
 from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RATE, AnchorPoint, Distortion, RateDistortion, RatePoint
+from bridle.runs.results import write_record
 from bridle.train.detokenizer import read_detokenizer
 
 ITEMS, SOUND_ITEMS = 128, 12  # measured without --items; finding the phases of a sound takes long
@@ -102,7 +102,7 @@ def rate_run(folder: Path, config: Config, tokenizer: Tokenizer, *, iteration: i
     wanted = items or (SOUND_ITEMS if is_spectrogram(config) else ITEMS)
     found = measure_rates(codec, config, held, iteration=iteration, items=wanted)
     path = RunFolder(folder).detokenizer(iteration).path / RATE
-    write_json(path, found.model_dump(mode="json"))
+    write_record(path, found)
     return path
 
 

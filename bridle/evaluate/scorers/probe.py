@@ -182,7 +182,7 @@ def _score(method: Method, pair: Pair) -> Part:
     fitted = method(train, pair.held)
     found = fitted.scores(test)
     if train.multilabel:
-        return Part(pair.name, found, test.y, _prevalence(test.y), len(train.y), fitted.setting)
+        return Part(pair.name, found, test.y, prevalence(test.y), len(train.y), fitted.setting)
     # A label that training never saw gets a column that is never answered.
     labels = np.union1d(fitted.classes, test.y)
     scores = np.full((len(test.y), len(labels)), -np.inf)
@@ -192,7 +192,8 @@ def _score(method: Method, pair: Pair) -> Part:
     return Part(pair.name, scores, np.searchsorted(labels, test.y), chance, len(train.y), fitted.setting)
 
 
-def _prevalence(truth: Array) -> float:
+def prevalence(truth: Array) -> float:
+    """The mAP of scores that ignore the input: mean share of items (N, K) per label that occurs."""
     shares = truth.mean(axis=0)
     return float(shares[shares > 0].mean()) if truth.any() else 0.0
 

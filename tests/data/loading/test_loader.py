@@ -16,9 +16,9 @@ from bridle.data.file_source import open_splits
 from bridle.data.image.source import EXTENSIONS, Images
 from bridle.data.listing.layouts import find_data
 from bridle.data.loading.loader import Batch, Loader, normalise, sequential
-from bridle.data.loading.moments import measure, real_values
+from bridle.data.loading.moments import measure
 from bridle.data.loading.order import Order
-from bridle.data.sources import Sample, Source
+from bridle.data.sources import Sample, Source, real_values
 from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
 from bridle.seeding import generator
@@ -313,7 +313,7 @@ def test_measuring_leaves_padding_out() -> None:
 
 def test_real_values_are_those_of_real_tokens() -> None:
     valid = torch.tensor([True, True, True, False, False, False])  # on a grid of 2 × 3
-    found = real_values(valid, (4, 6), (2, 3)).reshape(4, 6)
+    found = real_values(valid[None], (4, 6), (2, 3))[0]
     assert found[:2].all() and not found[2:].any()
 
 

@@ -293,10 +293,9 @@ def test_label_information_needs_labels_and_enough_tokens() -> None:
     assert health([counted(codes, label=label)], [8])[0].label_information is None
 
 
-def test_tuples_and_unused_codes_by_hand() -> None:
+def test_unused_codes_by_hand() -> None:
     codes = torch.tensor([[[0, 0], [0, 1], [0, 1], [2, 0]]])
     first, second = health([counted(codes)], [4, 2])
-    assert (first.tuples, second.tuples, second.tuples_exact) == (2, 3, True)
     assert (first.dead, second.dead) == (2, 0)
 
 

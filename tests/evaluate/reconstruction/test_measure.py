@@ -13,7 +13,8 @@ from bridle.config import load_config
 from bridle.data.embedded.sets import digits
 from bridle.evaluate.reconstruction.measure import split_for_measuring
 from bridle.infer.detokenizer import detokenizer_run
-from bridle.runs.reconstruction import Reconstruction, read_reconstruction
+from bridle.runs.reconstruction import Reconstruction
+from bridle.runs.results import read_record
 
 
 def test_items_are_spread_over_the_whole_split() -> None:
@@ -34,5 +35,5 @@ def test_an_unreadable_held_out_file_does_not_undo_the_training(tmp_path: Path) 
     size = ["geometry.input=[8,8]", "geometry.patch=[4,4]", f"data.root={tmp_path / 'data'}"]
     folder = write_run(tmp_path / "run", load_config("image", [*SMALL, *size]))
     short = ["detokenizer.steps=2", "detokenizer.warmup_steps=1", "detokenizer.batch=4", "max_steps=null"]
-    found = read_reconstruction(detokenizer_run(folder, short), Reconstruction)
+    found = read_record(Reconstruction, detokenizer_run(folder, short))
     assert (found.items, found.held_out) == (3, "test")

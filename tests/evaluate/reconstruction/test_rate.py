@@ -19,13 +19,14 @@ from bridle.infer.detokenizer import detokenizer_run
 from bridle.report.page import read_run, write_report
 from bridle.report.reconstruction import rate_view, shown_range
 from bridle.report.token_maps import gallery_of
-from bridle.runs.reconstruction import AnchorPoint, RateDistortion, RatePoint, cheapest, read_reconstruction
+from bridle.runs.reconstruction import AnchorPoint, RateDistortion, RatePoint, cheapest
+from bridle.runs.results import read_record
 
 Small = Callable[..., Config]
 
 
 def rates_of(folder: Path) -> RateDistortion:
-    return read_reconstruction(folder / "detokenizer/iter1/rate.json", RateDistortion)
+    return read_record(RateDistortion, folder / "detokenizer/iter1/rate.json")
 
 
 @pytest.fixture(scope="module")
