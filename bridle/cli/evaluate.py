@@ -151,7 +151,8 @@ def report(
 
     Example:  bridle report runs/c10 --out c10.html
     """
-    from bridle.report.page import read_run, write_report
+    from bridle.report.page import write_report
+    from bridle.report.runs import read_run
 
     runs = [results_folder(run) for run in runs]
     found = [read_run(run) for run in runs]

@@ -15,14 +15,12 @@ from bridle.evaluate.verdict import Verdict, judge_results
 from bridle.files import replacing
 from bridle.report.plots import code_norm_histograms, code_usage_bars, loss_curves, probe_bars, stage_curves
 from bridle.report.reconstruction import RateView, rate_curves, rate_view
-from bridle.report.runs import RunSummary, decimal, number, percent, read_run, thousands, whole
+from bridle.report.runs import RunSummary, decimal, number, percent, thousands, whole
 from bridle.report.score_tables import further_tables, score_words, summary_tables
 from bridle.report.svg import DARK, LIGHT, Plot, css_variables
 from bridle.report.tables import best_of
 from bridle.runs.reconstruction import RateDistortion
 from bridle.runs.results import Evaluation, Results, Scores
-
-__all__ = ["RunSummary", "probes_by_title", "read_run", "write_report"]
 
 INTRO = (
     "What the frozen features are worth to a linear classifier, how the encoder and its tokenizer learned, "

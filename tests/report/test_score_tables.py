@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from stored_results import results, summary
 
-from bridle.report.page import read_run, write_report
-from bridle.report.runs import Measured, RunSummary
+from bridle.report.page import write_report
+from bridle.report.runs import Measured, RunSummary, read_run
 from bridle.report.score_tables import ScoreRow, further_tables, protocol_words, score_words
 from bridle.report.tables import finetune_table
 

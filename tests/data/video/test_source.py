@@ -13,9 +13,9 @@ import torch
 from video_files import numbers, write_numbered, write_pictures, write_sound
 
 from bridle.config.data_schema import AugmentConfig
-from bridle.data import Loader, sequential
 from bridle.data.listing.columns import PathList
 from bridle.data.listing.table import Listing
+from bridle.data.loading.loader import Loader, sequential
 from bridle.data.sources import Reader, Viewed, Views
 from bridle.data.video import source as video_source
 from bridle.data.video.source import EXTENSIONS, Decoding, VideoReader, Videos

@@ -16,8 +16,9 @@ from bridle.data.embedded.sets import sounds
 from bridle.errors import UsageError
 from bridle.evaluate.codebooks.command import reconstruct_run
 from bridle.infer.detokenizer import detokenizer_run
-from bridle.report.page import read_run, write_report
+from bridle.report.page import write_report
 from bridle.report.reconstruction import rate_view, shown_range
+from bridle.report.runs import read_run
 from bridle.report.token_maps import gallery_of
 from bridle.runs.reconstruction import AnchorPoint, RateDistortion, RatePoint, cheapest
 from bridle.runs.results import read_record
