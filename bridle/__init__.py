@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from bridle.data.modality import register_modality as register_modality
     from bridle.evaluate.scorers import register_scorer as register_scorer
     from bridle.export.auto_model import BridleModel as BridleModel
-    from bridle.infer.files import FileCodes as FileCodes
-    from bridle.infer.files import FileFeatures as FileFeatures
+    from bridle.infer.file_rows import FileCodes as FileCodes
+    from bridle.infer.file_rows import FileFeatures as FileFeatures
     from bridle.infer.model import Model as Model
     from bridle.infer.model import load as load
     from bridle.infer.read import read_codes as read_codes
@@ -41,8 +41,8 @@ _HOME = {
     "Finished": "bridle.api",
     "load": "bridle.infer.model",
     "Model": "bridle.infer.model",
-    "FileCodes": "bridle.infer.files",
-    "FileFeatures": "bridle.infer.files",
+    "FileCodes": "bridle.infer.file_rows",
+    "FileFeatures": "bridle.infer.file_rows",
     "detokenize": "bridle.infer.reconstruct",
     "read_codes": "bridle.infer.read",
     "read_features": "bridle.infer.read",

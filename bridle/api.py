@@ -46,8 +46,8 @@ from bridle.propose import choose_config
 from bridle.report.page import write_report
 from bridle.report.runs import read_run
 from bridle.report.token_maps import gallery_of, token_pictures
+from bridle.runs.callbacks import Callback, running
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback, running
 from bridle.runs.results import Results, read_results
 from bridle.runs.results_file import ResultsFile
 from bridle.runs.trackers import open_trackers

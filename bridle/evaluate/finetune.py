@@ -45,9 +45,9 @@ from bridle.evaluate.transfer import (
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
 from bridle.models.classifier import Classifier
+from bridle.runs.callbacks import Callback, running
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback, running
 from bridle.runs.results import Evaluation, Protocol, Scores, read_record, results_header, write_record
 from bridle.runs.results_file import ResultsFile
 from bridle.runs.trackers import open_trackers

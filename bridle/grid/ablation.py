@@ -1,8 +1,8 @@
 """`bridle ablate`: a grid of runs over seeds and one table; the same command continues it.
 
-`table_file` reads the table, `cells` makes runs of it, `table` compares and writes what was measured. cpu.jsonl beside
-the table has a line for every process that ended: what it worked on, and its CPU seconds. So the cost of a table is
-that of all its starts.
+`table_file` reads the table, `cells` makes runs of it, `comparison` compares and writes what was measured. cpu.jsonl
+beside the table has a line for every process that ended: what it worked on, and its CPU seconds. So the cost of a
+table is that of all its starts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from bridle.config import load_config
 from bridle.errors import UsageError
 from bridle.files import read_lines, write_text
 from bridle.grid.cells import Cell, cells, without_weights
+from bridle.grid.comparison import Costs, last_evaluation, read_scores, write_tables
 from bridle.grid.subprocesses import run_beside
-from bridle.grid.table import Costs, last_evaluation, read_scores, write_tables
 from bridle.grid.table_file import Grid
 from bridle.machine import usable_cores
 from bridle.report.curves import curve_of, write_curves
-from bridle.runs.metrics import append_row
+from bridle.runs.callbacks import append_row
 from bridle.runs.results import read_results, write_record
 
 COSTS = "cpu.jsonl"

@@ -21,8 +21,8 @@ from bridle.errors import UsageError
 from bridle.evaluate.significance import half_width
 from bridle.grid.ablation import costs_of, note_cost, open_grid, pretrain_cells
 from bridle.grid.cells import Cell, iterations_of
+from bridle.grid.comparison import ablate_command, change_of, write_files
 from bridle.grid.subprocesses import run_beside
-from bridle.grid.table import ablate_command, change_of, write_files
 from bridle.grid.table_file import Grid
 from bridle.quantize.usage import released_effective_usage
 from bridle.report.plots import write_codebook_figures

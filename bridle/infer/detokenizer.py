@@ -24,8 +24,8 @@ from bridle.evaluate.transfer import require_unchanged
 from bridle.export.load import Trained, read_trained
 from bridle.machine import StopRequest
 from bridle.models.build import build_detokenizer
+from bridle.runs.callbacks import running
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import running
 from bridle.runs.reconstruction import RESULT, Reconstruction
 from bridle.runs.results import write_record
 from bridle.runs.trackers import open_trackers

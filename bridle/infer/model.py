@@ -1,7 +1,7 @@
 """A trained model: features and codes of arrays and of files of any length, exports, the hub.
 
 Shapes: x (B, C, *input) in the units of the data (images in 0 … 1); z (B, T, D); codes (B, T, M). Results of files are
-numpy arrays with one row per token, see `files`.
+numpy arrays with one row per token, see `file_rows`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bridle.geometry import Geometry
 from bridle.infer import arrays
 from bridle.infer.arrays import ArrayLike, FileLike
 from bridle.infer.features import FeatureOptions, FeatureSpec, PoolOptions, choose_features, probe_features
-from bridle.infer.files import Compute, FileCodes, FileFeatures, OnError, Rows, rows_of_files
+from bridle.infer.file_rows import Compute, FileCodes, FileFeatures, OnError, Rows, rows_of_files
 from bridle.machine import choose_device
 from bridle.models.build import Nets
 from bridle.models.detokenizer import Detokenizer

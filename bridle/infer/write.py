@@ -28,7 +28,7 @@ from bridle.data.modality import settings_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked_folder
 from bridle.infer.features import FeatureSpec
-from bridle.infer.files import Collector, Compute, WindowValues, token_rows, values_of_items
+from bridle.infer.file_rows import Collector, Compute, WindowValues, token_rows, values_of_items
 from bridle.infer.formats import writer_of
 from bridle.infer.model import BATCH, Model
 from bridle.infer.parts_folder import QUARANTINE, Column, Job, PartsFolder, names_digest

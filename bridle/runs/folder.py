@@ -33,7 +33,7 @@ from bridle.data.loading.loader import BadSample
 from bridle.errors import CheckpointError, ConfigError, UsageError
 from bridle.machine import environment
 from bridle.runs import checkpoint
-from bridle.runs.metrics import Row, append_row, is_up_to
+from bridle.runs.callbacks import Row, append_row, is_up_to
 
 Kind = Literal["results", "probe", "knn", "finetune", "codebooks", "curve"]
 CONFIG = "config.yaml"

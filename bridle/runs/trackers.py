@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from bridle import files
 from bridle.console import ProgressLine
 from bridle.errors import CheckpointError, first_line, needs
+from bridle.runs.callbacks import Callback, Row, is_up_to
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback, Row, is_up_to
 
 PROJECT = "bridle"
 NO_VALUES = ("iteration", "phase", "step", "steps", "phase_index", "resumed_from", "world_size")

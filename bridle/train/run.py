@@ -19,8 +19,8 @@ from bridle.data.sources import Source
 from bridle.errors import DataError
 from bridle.machine import Machine, StopRequest
 from bridle.models.build import Networks
+from bridle.runs.callbacks import Callback
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback
 
 Networks_co = TypeVar("Networks_co", bound=Networks, covariant=True)
 

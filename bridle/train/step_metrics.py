@@ -18,7 +18,7 @@ from bridle.models.build import Networks
 from bridle.models.tokenizer import Tokenizer
 from bridle.quantize.dimension import NarrowWatch, code_spreads
 from bridle.quantize.usage import CodeAge, CollapseWatch, top_share
-from bridle.runs.metrics import Row
+from bridle.runs.callbacks import Row
 from bridle.runs.reference_curves import CurveWatch
 from bridle.train.run import Run
 

@@ -21,8 +21,8 @@ from bridle.evaluate.significance import make_hits
 from bridle.grid import ablation
 from bridle.grid.ablation import costs_of, note_cost
 from bridle.grid.cells import Cell, cells
+from bridle.grid.comparison import change_of, read_scores, write_tables
 from bridle.grid.subprocesses import finish, run_beside, start
-from bridle.grid.table import change_of, read_scores, write_tables
 from bridle.grid.table_file import Grid, read_grid, table_names
 from bridle.runs.results import Hits, Scores
 

@@ -12,8 +12,8 @@ import pytest
 from bridle.errors import ConfigError, UsageError
 from bridle.grid import ablation, every_iteration
 from bridle.grid.cells import cells
+from bridle.grid.comparison import write_tables
 from bridle.grid.every_iteration import Other, fill_every_iteration, score_text
-from bridle.grid.table import write_tables
 from bridle.grid.table_file import Grid, read_grid
 from bridle.quantize.usage import released_effective_usage
 from bridle.runs.results import Evaluation, Interval, Results, Scores

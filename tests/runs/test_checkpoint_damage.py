@@ -20,9 +20,9 @@ from bridle.errors import CheckpointError
 from bridle.files import locked_folder, read_lines
 from bridle.quantize.usage import CodeAge
 from bridle.runs import checkpoint
+from bridle.runs.callbacks import append_row
 from bridle.runs.checkpoint import Loaded, load, load_latest, publish, require_space_for_run, write_json
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import append_row
 from bridle.train.algorithm1 import load_modules, step_of
 from bridle.train.engine import restore
 from bridle.train.optim import optimizer_tensors

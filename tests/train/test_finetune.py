@@ -23,8 +23,8 @@ from bridle.data.sources import Sample, Source, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted
 from bridle.machine import StopRequest
 from bridle.models.build import build_classifier, build_encoder
+from bridle.runs.callbacks import Callback
 from bridle.runs.folder import RunFolder
-from bridle.runs.metrics import Callback
 from bridle.train.draws import Draws
 from bridle.train.engine import Phase
 from bridle.train.finetune import Tuned, finetune, finetune_phase, layer_scale

@@ -1,4 +1,4 @@
-"""Figures of a run as rows of JSON: appending them, and callbacks that receive them."""
+"""Callbacks that receive the figures of a run, and the rows of JSON that hold these."""
 
 from __future__ import annotations
 
