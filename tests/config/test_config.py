@@ -234,6 +234,17 @@ def test_a_removed_key_is_refused_with_the_reason() -> None:
         load_config("digits-tiny", ["decoder.heads_see=codes"])
 
 
+def test_the_config_of_a_run_may_hold_a_removed_key_that_changed_nothing(tmp_path: Path) -> None:
+    config, file = load_config("digits-tiny"), tmp_path / "config.yaml"
+    for value in ("standardised", "plain"):
+        file.write_text(dump_config(config).replace("loss:\n", f'loss:\n  patches: "{value}"\n'), encoding="utf-8")
+        if value == "standardised":
+            assert read_config(file) == config
+        else:
+            with pytest.raises(ConfigError, match=r"'loss\.patches' was removed because patches are always standard"):
+                read_config(file)
+
+
 def test_a_renamed_key_is_refused_with_its_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridle.config.load.RENAMED", {"encoder.deep": "encoder.depth"})
     with pytest.raises(ConfigError, match=r"override 'encoder\.deep=6': key 'encoder\.deep' is now 'encoder\.depth'"):
