@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -85,7 +86,8 @@ def write_video(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
             height, width = frame.shape[1:]
             even = torch.nn.functional.pad(frame[None], (0, width % 2, 0, height % 2), mode="replicate")[0]
             if stream is None:
-                stream = container.add_stream(codec, rate=round(media.frame_rate) or 1, options=options)
+                rate = Fraction(media.frame_rate).limit_denominator(500)  # MPEG-4 takes no finer ones
+                stream = container.add_stream(codec, rate=rate or 1, options=options)
                 stream.height, stream.width, stream.pix_fmt = even.shape[1], even.shape[2], "yuv420p"
             pixels = as_bytes(even.expand(3, -1, -1))
             container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
