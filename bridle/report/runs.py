@@ -18,7 +18,7 @@ from bridle.errors import BridleError, CheckpointError, UsageError, quoted
 from bridle.files import read_json
 from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RateDistortion, read_rates
-from bridle.runs.results import Evaluation, Results
+from bridle.runs.results import Evaluation, Results, results_header
 from bridle.runs.results_file import kept_files, readable_part
 
 if TYPE_CHECKING:
@@ -74,10 +74,11 @@ def read_run(path: Path | str, *, results: str = "results.json") -> RunSummary:
     with suppress(BridleError):
         settings = RunFolder(folder).config()
     found, name = _read_results(folder / results, notes), folder.resolve().name
+    about = found if found.name or settings is None else results_header(settings, folder)
     return RunSummary(
-        name=found.name or name,
-        title=found.title or found.name or name,
-        method=found.method,
+        name=about.name or name,
+        title=about.title or about.name or name,
+        method=about.method,
         metrics=_read_rows(folder / "metrics.jsonl", notes),
         results=found,
         config=RunFolder(folder).config_text(),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from bridle.config import dump_config, load_config
 from bridle.errors import UsageError
 from bridle.report.runs import number, read_run
 from bridle.runs.results import Evaluation, Results, Scores
@@ -44,6 +45,11 @@ def test_a_run_that_has_only_begun_is_named_after_its_directory(tmp_path: Path) 
     run = read_run(write(tmp_path, config_yaml="seed: 0\n"))
     assert (run.name, run.title, run.method) == (tmp_path.name, tmp_path.name, "")
     assert (run.metrics, run.results, run.environment) == ([], Results(), {})
+
+
+def test_a_run_without_scores_is_named_by_its_config(tmp_path: Path) -> None:
+    run = read_run(write(tmp_path, config_yaml=dump_config(load_config("digits-tiny", ["quantizer=vq"]))))
+    assert (run.name, run.title, run.method, run.results) == ("digits-tiny", "digits", "VQ", Results())
 
 
 def test_a_line_that_is_still_being_written_is_left_out_without_a_word(tmp_path: Path) -> None:
