@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
+from torch.distributed.device_mesh import DeviceMesh
 
 from bridle import errors
 from bridle.errors import BridleError, RankError, UsageError
@@ -31,6 +32,8 @@ ROLL_CALL_SECONDS = 5.0  # how long a rank that lost the others waits to hear wh
 
 Value = TypeVar("Value")
 _groups: dict[str, dist.ProcessGroup] = {}  # "patient", while there is one
+_timeout: list[timedelta] = []  # of the ordinary group
+_meshes: dict[int, DeviceMesh] = {}  # by the number of groups
 _waits: list[float] = []  # seconds
 _working_alone: list[bool] = []  # not empty while this rank does what is done once
 
@@ -79,11 +82,31 @@ def join(*, cuda: bool, timeout: timedelta) -> None:
     # Both, because decisions and lists travel as CPU tensors also where the networks are on GPUs.
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
     _groups["patient"] = dist.new_group(backend="gloo", timeout=PATIENCE)
+    _timeout.append(timeout)
+
+
+def device_mesh(groups: int, device: str) -> DeviceMesh | None:
+    """The ranks as (groups, ranks of a group), neighbours in one group; None for a single group (collective)."""
+    if groups == 1 or not is_active():
+        return None
+    if groups not in _meshes:
+        ranks = torch.arange(world_size()).view(groups, -1)
+        timeout = _timeout[-1] if _timeout else None
+        # Every rank must create all groups, in the same order; it belongs to one of a kind.
+        across = [dist.new_group(column.tolist(), timeout=timeout) for column in ranks.T]
+        within = [dist.new_group(row.tolist(), timeout=timeout) for row in ranks]
+        row, column = divmod(rank(), ranks.shape[1])
+        _meshes[groups] = DeviceMesh.from_group(
+            [across[column], within[row]], device, mesh=ranks, mesh_dim_names=("groups", "ranks")
+        )
+    return _meshes[groups]
 
 
 def leave() -> None:
     """Dissolve the groups. Not called after an error: a rank that fails must not wait for the others."""
     _groups.clear()
+    _timeout.clear()
+    _meshes.clear()
     dist.destroy_process_group()
 
 

@@ -105,8 +105,16 @@ class RuntimeConfig(Section):
     stop_after_skips: Positive = 5  # non-finite steps in a row that end the run
     timeout_minutes: Above0 = 30.0  # how long a process waits for the others in a step
     compare_every: Positive = 100  # steps between checks that all processes hold the same numbers
-    shard: Literal["none", "full"] = "none"  # full: every process holds only a share of the trained weights (FSDP)
+    # Each process holds a share. optimizer: of gradients and optimizer (ZeRO); full: of the trained weights too (FSDP).
+    shard: Literal["none", "optimizer", "full"] = "none"
+    shard_groups: Positive = 1  # with shard: every group of processes holds all shards (HSDP), say one group a machine
     compile: bool = False  # torch.compile of the trained blocks; worth it on GPUs
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shard_groups > 1 and self.shard == "none":
+            raise ValueError(f"shard_groups: {self.shard_groups} groups need shard 'optimizer' or 'full'")
+        return self
 
 
 class ProbeConfig(Section):

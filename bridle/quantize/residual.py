@@ -260,8 +260,11 @@ class ResidualQuantizer(nn.Module):
         return sum(int(new.redrawn.sum()) for new in solved)
 
     @torch.no_grad()
-    def ema_update(self, found: Quantized | Statistics) -> None:
-        """Move the codes by EMA 2–5 with the statistics of one optimizer step, summed over ranks (collective)."""
+    def ema_update(self, found: Quantized | Statistics, *, summed: bool = False) -> None:
+        """Move the codes by EMA 2–5 with the statistics of one optimizer step, summed over ranks (collective).
+
+        `summed`: they are those of all ranks already, and nothing is exchanged.
+        """
         if self.update != "ema":
             raise UsageError("ema_update needs update='ema'; with update='gradient' the optimizer moves the codes.")
         self._require_started()
@@ -269,7 +272,9 @@ class ResidualQuantizer(nn.Module):
         shapes = [tuple(l_sum.shape) for l_sum in statistics.l_sum]
         if shapes != [tuple(book.code.shape) for book in self.books]:
             raise UsageError(f"these statistics {shapes} belong to a quantizer with other stages, codes or width.")
-        total = distributed.sum_over_ranks(statistics.flatten())
+        total = statistics.flatten()
+        if not summed:
+            total = distributed.sum_over_ranks(total)
         # The reduced numbers are the same everywhere, so all ranks refuse together.
         if not bool(torch.isfinite(total).all()):
             raise NonFiniteError(

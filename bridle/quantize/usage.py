@@ -161,12 +161,16 @@ class CodeAge:
         self.sizes = tuple(sizes)
         self.ages = [torch.full((K,), NEVER, dtype=torch.int64) for K in self.sizes]  # M tensors (K_m,)
 
-    def update(self, codes: Tensor) -> None:
-        """One step in which codes (…, M) were used by this rank; collective, a code used anywhere is young."""
+    def count(self, codes: Tensor) -> Tensor:
+        """(ΣK_m,) int64: how often codes (…, M) hold each code, stage after stage."""
         first = torch.tensor([sum(self.sizes[:m]) for m in range(len(self.sizes))], device=codes.device)
-        index = codes.reshape(-1, codes.shape[-1]).long() + first
-        used = torch.zeros(sum(self.sizes), dtype=torch.int64, device=codes.device).index_fill_(0, index.flatten(), 1)
-        parts = torch.split(distributed.sum_over_ranks(used) > 0, list(self.sizes))
+        index = (codes.reshape(-1, codes.shape[-1]).long() + first).flatten()
+        counts = torch.zeros(sum(self.sizes), dtype=torch.int64, device=codes.device)
+        return counts.index_add_(0, index, torch.ones_like(index))  # bincount would wait for a GPU
+
+    def update(self, counts: Tensor) -> None:
+        """One step in which the codes were used so often (ΣK_m,) by all ranks."""
+        parts = torch.split(counts > 0, list(self.sizes))
         self.ages = [(age.to(now.device) + 1).masked_fill(now, 0) for age, now in zip(self.ages, parts, strict=True)]
 
     def used_within(self, window: int) -> Tensor:

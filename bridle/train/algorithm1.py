@@ -64,7 +64,13 @@ def schedule(config: Config) -> list[Turn]:
 
 
 def require_shares(config: Config) -> None:
-    """UsageError if the batch of a phase cannot be shared by the processes; asked before there is anything of a run."""
+    """UsageError if the processes cannot share the batch of a phase, or form the groups that share weights.
+
+    Asked before there is anything of a run.
+    """
+    groups, world = config.runtime.shard_groups, distributed.world_size()
+    if world > 1 and world % groups:
+        raise UsageError(f"runtime.shard_groups={groups}: {world} processes do not form {groups} groups of one size.")
     for section in dict.fromkeys("tokenizer" if turn.name == "tokenizer" else "encoder" for turn in schedule(config)):
         batch = getattr(config, f"{section}_phase").batch
         require_even_shares(batch, distributed.world_size(), key=f"{section}_phase.batch")

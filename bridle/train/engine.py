@@ -35,7 +35,7 @@ from bridle.train.optim import (
     same_rate,
     set_rate,
 )
-from bridle.train.parallel import Replicas, agree, require_equal, whole_state
+from bridle.train.parallel import Gathered, Replicas, agree, require_equal, whole_state
 from bridle.train.run import Run
 from bridle.train.step_metrics import Clock, Watches, report
 
@@ -188,7 +188,8 @@ def build_replicas(run: Run[Networks], phase: Phase) -> Replicas:
     return Replicas(
         phase.trained,
         phase.step,
-        shard=runtime.shard == "full",
+        shard=runtime.shard,
+        shard_groups=runtime.shard_groups,
         compiled=runtime.compile,
         some_steps_only=phase.some_steps_only,
     )
@@ -199,7 +200,7 @@ class Update(NamedTuple):
 
     values: dict[str, Tensor]
     learning_rate: float
-    codes: Tensor | None  # (S, M), this rank's
+    counts: Tensor | None  # (ΣK_m,): how often each code was chosen, by all ranks
     stop: bool  # was any rank asked to stop?
 
 
@@ -231,11 +232,13 @@ def take_step(
     norm = replicas.clip(parameters.values(), settings.clip or float("inf"))
     # The norm too is agreed on: what went bad on one rank after the exchange must not be skipped there alone.
     figures = {**gathered.total, "grad_norm": norm / replicas.scale}
-    agreed = agree(figures, [sample for batch in micro_batches for sample in batch.bad], run.stop)
+    counts = None if ages is None or not gathered.codes else ages.count(torch.cat(gathered.codes))
+    own = Gathered(figures, gathered.statistics, counts)
+    agreed = agree(own, [sample for batch in micro_batches for sample in batch.bad], run.stop)
     run.quarantine(agreed.bad, phase=phase.key)
-    total, statistics = agreed.total, gathered.statistics
+    total, statistics, counts = agreed.gathered
     failpoints.hit("step.after_backward")
-    if bool(torch.isfinite(total["loss"]) & torch.isfinite(total["grad_norm"])):
+    if agreed.is_finite:
         optimizer.step()
         if statistics is not None:
             phase.after_update(statistics)
@@ -245,13 +248,12 @@ def take_step(
         phase.after_skip()
         skip(run, phase, progress)
     optimizer.zero_grad(set_to_none=True)
-    seen = torch.cat(gathered.codes) if gathered.codes else None  # (S, M)
-    if ages is not None and seen is not None and not progress.skipped_in_a_row:  # a skipped step changes nothing
-        ages.update(seen)
+    if ages is not None and counts is not None and not progress.skipped_in_a_row:  # a skipped step changes nothing
+        ages.update(counts)
         phase.after_codes(progress.step + 1, micro_batches, ages)
     failpoints.hit("step.after_update")
     progress.step += 1
-    return Update(total, rate, seen, agreed.stop)
+    return Update(total, rate, counts, agreed.stop)
 
 
 class Accumulated(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
         start=start,
         before_step=teacher.look,
         after_skip=teacher.forget,
-        after_update=nets.tokenizer.quantizer.ema_update,
+        after_update=partial(nets.tokenizer.quantizer.ema_update, summed=True),
         after_codes=after_codes,
         rate_scale=tokenizer_rate(run.config),
         some_steps_only=schedule.joint_every > 1,

@@ -3,6 +3,7 @@
 Every process computes its rows of the global batch. DDP averages gradients over the W processes, so a micro-batch of b
 rows out of a global batch of B counts b·W/B: the average is then the mean over the global batch, as with one process.
 With `shard` the weights of the trained networks are sharded over the processes instead (FSDP2); codebooks stay whole.
+With several shard groups (HSDP) every group holds all shards, and gradients are averaged over the groups.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -26,8 +28,11 @@ from bridle import distributed
 from bridle.data.loading.loader import BadSample
 from bridle.errors import RankError
 from bridle.machine import StopRequest
+from bridle.quantize import Statistics
 
 Step = Callable[..., Any]
+Shard = Literal["none", "optimizer", "full"]
+BUCKETS, MOST_BUCKET = 4, 25.0  # parts of the gradients, at least; MB in one, at most
 
 
 class StepModule(nn.Module):
@@ -49,10 +54,18 @@ class Replicas:
     """
 
     def __init__(
-        self, trained: Mapping[str, nn.Module], step: Step, *, shard: bool, compiled: bool, some_steps_only: bool
+        self,
+        trained: Mapping[str, nn.Module],
+        step: Step,
+        *,
+        shard: Shard = "none",
+        shard_groups: int = 1,
+        compiled: bool,
+        some_steps_only: bool,
     ) -> None:
         self.trained, self.step = trained, step
         self.sharded: list[FSDPModule] = []
+        self.gathers_once = shard == "optimizer"  # whole weights from the first forward to the last backward of a step
         self.whole: dict[str, nn.Module] = {}  # unsharded copies, which take the final weights when the phase ends
         if compiled:
             for block in blocks(trained.values()):
@@ -60,16 +73,21 @@ class Replicas:
         self.wrapped: DistributedDataParallel | None = None
         if not distributed.is_active():
             return
-        if shard:
+        if shard != "none":
             self.whole = {name: copy.deepcopy(module).cpu() for name, module in trained.items()}
-            self.sharded = shard_networks(trained.values())
+            mesh = distributed.device_mesh(shard_groups, next(next(iter(trained.values())).parameters()).device.type)
+            self.sharded = shard_networks(trained.values(), mesh=mesh, gather_again=shard == "full")
             return
         with warnings.catch_warnings():
             # Older versions of torch, which bridle supports, do not know the new name of the argument.
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             # Buffers change only by calls that reduce over ranks themselves; broadcasting them would hide divergence.
             self.wrapped = DistributedDataParallel(
-                StepModule(trained, step), broadcast_buffers=False, find_unused_parameters=some_steps_only
+                StepModule(trained, step),
+                broadcast_buffers=False,
+                find_unused_parameters=some_steps_only,
+                gradient_as_bucket_view=True,  # gradients are not copied back from what was exchanged
+                bucket_cap_mb=bucket_megabytes(trained),
             )
 
     def __call__(self, *arguments: Any) -> Any:
@@ -89,6 +107,8 @@ class Replicas:
         """Context for a micro-batch: gradients are reduced over ranks with the last one only."""
         for module in self.sharded:
             module.set_requires_gradient_sync(last)
+            if self.gathers_once:  # the next micro-batch uses the same weights
+                module.set_reshard_after_backward(last)
         if self.wrapped is None or last:
             return contextlib.nullcontext()
         waiting: AbstractContextManager[None] = self.wrapped.no_sync()
@@ -103,8 +123,7 @@ class Replicas:
             return nn.utils.clip_grad_norm_(parameters, limit)
         spread = [p.grad for p in parameters if isinstance(p.grad, DTensor)]
         plain = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
-        for gradient in plain:  # FSDP reduces only what it shards
-            gradient.copy_(distributed.sum_over_ranks(gradient) / distributed.world_size())
+        average(plain)  # FSDP reduces only what it shards
         norms = [whole(nn.utils.get_total_norm(group)) for group in (spread, plain) if group]
         total = torch.stack(norms).square().sum().sqrt()
         scale = min(1.0, limit / (float(total) + 1e-6))  # as torch's own
@@ -122,21 +141,39 @@ class Replicas:
         gc.collect()  # DDP's hooks on the parameters go with its last reference, which is in a cycle
 
 
+def bucket_megabytes(trained: Mapping[str, nn.Module]) -> float:
+    """Size of the parts in which gradients are exchanged; small networks too exchange some during the backward pass."""
+    total = sum(p.numel() * p.element_size() for module in trained.values() for p in module.parameters())
+    return min(MOST_BUCKET, total / BUCKETS / 2**20)
+
+
 def blocks(networks: Iterable[nn.Module]) -> list[nn.Module]:
     """The blocks of all trunks, which are compiled and sharded one by one."""
     trunks = [part.blocks for network in networks for part in network.modules() if hasattr(part, "blocks")]
     return [block for trunk in trunks if isinstance(trunk, nn.ModuleList) for block in trunk]
 
 
-def shard_networks(networks: Iterable[nn.Module]) -> list[FSDPModule]:
-    """Shard every block, then the rest of each network; quantizers are not sharded."""
+def shard_networks(networks: Iterable[nn.Module], *, mesh: DeviceMesh | None, gather_again: bool) -> list[FSDPModule]:
+    """Shard every block, then the rest of each network; quantizers are not sharded.
+
+    Weights are gathered for the forward pass and, with `gather_again`, dropped and gathered again for the backward.
+    """
     units: list[nn.Module] = []
     for network in networks:
         parts = [network]
         if hasattr(network, "quantizer"):
             parts = [part for name, part in network.named_children() if name != "quantizer"]
         units += [*blocks(parts), *parts]
-    return [fully_shard(unit) for unit in units]
+    return [fully_shard(unit, mesh=mesh, reshard_after_forward=gather_again) for unit in units]
+
+
+def average(gradients: Sequence[Tensor]) -> None:
+    """Replace tensors by their means over ranks, in one all-reduce."""
+    if gradients:
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        parts = (distributed.sum_over_ranks(flat) / distributed.world_size()).split([g.numel() for g in gradients])
+        for gradient, mean in zip(gradients, parts, strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def whole(value: Tensor) -> Tensor:
@@ -149,28 +186,49 @@ def whole_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {key: whole(value).cpu() if isinstance(value, DTensor) else value for key, value in state.items()}
 
 
+class Gathered(NamedTuple):
+    """What a step has found, by one rank or by all."""
+
+    figures: dict[str, Tensor]  # parts of the global batch's means; `loss` and `grad_norm` decide about the step
+    statistics: Statistics | None = None  # for the codebook update
+    counts: Tensor | None = None  # (ΣK_m,) int64, how often each code was chosen
+
+
 class Agreed(NamedTuple):
     """The outcome of a step, the same on all processes."""
 
-    total: dict[str, Tensor]  # figures summed over ranks
+    gathered: Gathered  # summed over ranks
     bad: list[BadSample]  # of all ranks, in rank order
     stop: bool  # was any rank asked to stop?
+    is_finite: bool  # are loss and gradient norm?
 
 
-def agree(total: Mapping[str, Tensor], bad: Sequence[BadSample], stop: StopRequest) -> Agreed:
-    """Reduce figures and flags over ranks in one small vector, so that all ranks skip, stop or raise together."""
+def agree(own: Gathered, bad: Sequence[BadSample], stop: StopRequest) -> Agreed:
+    """Sum over ranks what a step has found, and its flags, so that all ranks skip, stop or raise together.
+
+    One all-reduce of one float64 vector, which holds counts exactly, and one wait for the device.
+    """
     if not distributed.is_active():
-        return Agreed(dict(total), list(bad), stop.received is not None)
-    figures = [value.detach().double().flatten() for value in total.values()]
-    flags = figures[0].new_tensor([float(len(bad)), float(stop.received is not None)])
-    summed = distributed.sum_over_ranks(torch.cat([*figures, flags]))
-    parts = summed.split([len(figure) for figure in (*figures, flags)])
-    known = {
-        key: part.reshape(value.shape).to(value.dtype)
-        for (key, value), part in zip(total.items(), parts[:-1], strict=True)
-    }
-    bad_samples, asked = parts[-1].tolist()
-    return Agreed(known, share_bad(bad) if bad_samples else [], asked > 0)
+        return Agreed(own, list(bad), stop.received is not None, bool(finite(own.figures)))
+    like = [*own.figures.values(), *([] if own.counts is None else [own.counts])]
+    parts = [value.detach().double().flatten() for value in like]
+    parts += [] if own.statistics is None else [own.statistics.flatten()]
+    flags = parts[0].new_tensor([float(len(bad)), float(stop.received is not None)])
+    summed = distributed.sum_over_ranks(torch.cat([*parts, flags])).split([len(part) for part in (*parts, flags)])
+    shaped = [part.reshape(value.shape).to(value.dtype) for part, value in zip(summed, like, strict=False)]
+    figures = dict(zip(own.figures, shaped, strict=False))
+    bad_samples, asked, is_finite = torch.cat([summed[-1], finite(figures).double()[None]]).tolist()
+    gathered = Gathered(
+        figures,
+        None if own.statistics is None else own.statistics.unflatten(summed[-2]),
+        None if own.counts is None else shaped[-1],
+    )
+    return Agreed(gathered, share_bad(bad) if bad_samples else [], asked > 0, is_finite > 0)
+
+
+def finite(figures: Mapping[str, Tensor]) -> Tensor:
+    """Are loss and gradient norm finite? A tensor, on their device."""
+    return torch.isfinite(figures["loss"]) & torch.isfinite(figures["grad_norm"])
 
 
 def share_bad(bad: Sequence[BadSample]) -> list[BadSample]:

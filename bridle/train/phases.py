@@ -105,7 +105,7 @@ def tokenizer_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
         redraw_unused(run, phase, done, batches, ages)
 
     trained = {"tokenizer": nets.tokenizer, "estimator": nets.estimator}
-    update = nets.tokenizer.quantizer.ema_update
+    update = partial(nets.tokenizer.quantizer.ema_update, summed=True)
     return replace(phase, trained=trained, step=step, start=start, after_update=update, after_codes=after_codes)
 
 

@@ -131,7 +131,7 @@ def report(
     figures: dict[str, Any] = {key: rounded(value) for key, value in update.values.items()}
     if not all(torch.isfinite(value).all() for value in update.values.values()):
         figures = {key: None for key in figures}  # JSON has no NaN; the step was skipped
-    usage = usage_figures(update.codes, ages, tokenizer_of(run))  # collective
+    usage = usage_figures(update.counts, ages, tokenizer_of(run))
     speed = clock.look(progress.step)
     row = {
         "iteration": phase.iteration,
@@ -204,13 +204,12 @@ def tokenizer_of(run: Run[Networks]) -> Tokenizer | None:
 
 
 def usage_figures(
-    codes: Tensor | None, ages: CodeAge | None, tokenizer: Tokenizer | None = None
+    chosen: Tensor | None, ages: CodeAge | None, tokenizer: Tokenizer | None = None
 ) -> dict[str, list[float]]:
-    """How the codes (S, M) of a step are spread, one number per stage; nothing in phases without codes."""
-    if codes is None or ages is None:
+    """How evenly a step's codes were used, one number per stage, from counts (ΣK_m,); empty in phases without codes."""
+    if chosen is None or ages is None:
         return {}
-    own = [torch.bincount(codes[:, m], minlength=k) for m, k in enumerate(ages.sizes)]
-    counts = distributed.sum_over_ranks(torch.cat(own)).split(list(ages.sizes))
+    counts = chosen.split(list(ages.sizes))
     found = {
         "top_share": [round(float(top_share(count)), 6) for count in counts],
         "code_usage": [round(float(v), 6) for v in ages.used_within(USAGE_WINDOW)],

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from bridle import distributed
 from bridle.errors import NonFiniteError
 from bridle.quantize import ResidualQuantizer
 from bridle.quantize.usage import CodeAge, UsageCounter
@@ -53,7 +54,8 @@ def train(rq: ResidualQuantizer, *, padded: bool) -> dict[str, Tensor]:
             seen["redrawn"] = torch.tensor(rq.reset_rare(my_rows(global_batch(step)), generator=generator, valid=mine))
         found = rq(my_rows(global_batch(step)), valid=mine)
         counter.update(found.codes, valid=mine)
-        ages.update(found.codes.flatten(0, 1) if mine is None else found.codes[mine])
+        chosen = ages.count(found.codes.flatten(0, 1) if mine is None else found.codes[mine])
+        ages.update(distributed.sum_over_ranks(chosen))
         rq.ema_update(found)
         for m, code in enumerate(rq.code_vectors()):
             seen[f"code{m}.step{step}"] = code.clone()

@@ -164,8 +164,8 @@ def test_codes_of_another_shape_are_refused(codes: Tensor) -> None:
 
 def test_age_is_the_number_of_steps_since_a_code_was_used() -> None:
     ages = CodeAge((3, 2))
-    ages.update(torch.tensor([[0, 1], [2, 1]]))
-    ages.update(torch.tensor([[[0, 0], [1, 0]]]))
+    ages.update(ages.count(torch.tensor([[0, 1], [2, 1]])))
+    ages.update(ages.count(torch.tensor([[[0, 0], [1, 0]]])))
     assert [age.tolist() for age in ages.ages] == [[0, 0, 1], [0, 1]]
     assert ages.used_within(1).tolist() == [2 / 3, 0.5]
     assert ages.used_within(2).tolist() == [1, 1]
@@ -173,16 +173,16 @@ def test_age_is_the_number_of_steps_since_a_code_was_used() -> None:
 
 def test_a_code_that_was_never_used_is_not_young() -> None:
     ages = CodeAge((2,))
-    ages.update(torch.tensor([[0]]))
+    ages.update(ages.count(torch.tensor([[0]])))
     assert ages.ages[0].tolist() == [0, NEVER + 1]
     assert ages.used_within(10).tolist() == [0.5]
 
 
 def test_ages_are_saved_and_loaded() -> None:
     ages, other = CodeAge((3, 2)), CodeAge((3, 2))
-    ages.update(torch.tensor([[0, 1]]))
+    ages.update(ages.count(torch.tensor([[0, 1]])))
     saved = ages.state()
-    ages.update(torch.tensor([[0, 1]]))  # what was saved does not change any more
+    ages.update(ages.count(torch.tensor([[0, 1]])))  # what was saved does not change any more
     other.load_state(saved)
     assert [age.tolist() for age in other.ages] == [[0, NEVER + 1, NEVER + 1], [NEVER + 1, 0]]
     with pytest.raises(UsageError, match=r"do not fit codebooks of \[3\]"):
@@ -217,10 +217,10 @@ def test_a_code_that_takes_over_is_announced_but_not_where_there_are_only_two() 
 def test_codes_unused_for_some_steps_are_marked_until_they_are_renewed() -> None:
     ages = CodeAge([3])
     for code in (0, 1, 1):
-        ages.update(torch.tensor([[code]]))
+        ages.update(ages.count(torch.tensor([[code]])))
     assert ages.unused_for(2)[0].tolist() == [True, False, True]  # code 0 was last seen two steps ago, code 2 never
     ages.renew(ages.unused_for(2))
     assert ages.unused_for(2)[0].tolist() == [False, False, False]
-    ages.update(torch.tensor([[1]]))
-    ages.update(torch.tensor([[1]]))
+    ages.update(ages.count(torch.tensor([[1]])))
+    ages.update(ages.count(torch.tensor([[1]])))
     assert ages.unused_for(2)[0].tolist() == [True, False, True]

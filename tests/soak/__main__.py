@@ -27,7 +27,7 @@ from soak.tally import Case, Ledger, Tally, case, judged  # noqa: E402
 
 SCALE = float(os.environ.get("SOAK_SCALE", "1"))
 LIMITED, CONFIGS, LEAK = "disk: file-size limit", "fuzz: configs", "leak: resident memory"
-AGREE, RESUME, LOST = "ranks: 2 processes against 1", "ranks: resume 2→1 and 1→2", "ranks: one dies or hangs"
+AGREE, RESUME, LOST = "ranks: 2, 4 and 8 processes against 1", "ranks: resume 2→1 and 1→2", "ranks: one dies or hangs"
 NAN_RANK, HOSTILE, DECODERS = (
     "NaN: on one rank",
     "hostile: files and names",
@@ -48,7 +48,7 @@ AREAS = (
     ),
     *(*(f"fuzz: {kind}" for kind in KINDS), LEAK),
 )
-RANKS = ("tests/e2e/test_ranks.py", "tests/e2e/test_quantize_ranks.py", "tests/e2e/test_export_ranks.py")
+RANKS = tuple(f"tests/e2e/test_{name}.py" for name in ("ranks", "quantize_ranks", "export_ranks", "many_ranks"))
 HOSTILES = ("test_reliability_security.py", "test_export_convert.py", "test_report_page.py")
 SLOW_KINDS = {"run for a report": 0.1}  # a page takes a hundred times as long as a picture
 SETS = 4  # data sets with bad files of each modality

@@ -21,7 +21,7 @@ def run_suite(files: Sequence[str], *, out: Path, area_of: Callable[[str], str])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={out}", *files]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TEST_RANKS": "4,8"}
     with out.with_suffix(".log").open("w") as log:
         process = subprocess.Popen(
             words, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

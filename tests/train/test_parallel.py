@@ -18,10 +18,11 @@ from bridle import api, distributed
 from bridle.data.loading.loader import BadSample
 from bridle.errors import DataError, RankError, UsageError
 from bridle.machine import StopRequest
+from bridle.quantize import Statistics
 from bridle.quantize.initialise import Rows, Solved, solve_stages
 from bridle.runs.results import Results
 from bridle.runs.results_file import ResultsFile
-from bridle.train.parallel import Replicas, agree, blocks, digest, require_equal
+from bridle.train.parallel import Gathered, Replicas, agree, blocks, digest, require_equal
 
 cli_app = importlib.import_module("bridle.cli.app")  # `bridle.cli.app` is also the name of what it holds
 
@@ -29,15 +30,43 @@ TINY = ["probe.enabled=false", "schedule.iterations=1", "max_steps=2", "runtime.
 
 
 def test_alone_a_step_agrees_with_itself() -> None:
-    stop, total = StopRequest(), {"loss": torch.tensor(0.1)}
+    stop, own = StopRequest(), Gathered({"loss": torch.tensor(0.1), "grad_norm": torch.tensor(1.0)})
     bad = [BadSample(3, "c.png", "damaged")]
-    assert agree(total, bad, stop) == ({"loss": total["loss"]}, bad, False)
+    assert agree(own, bad, stop) == (own, bad, False, True)
     stop.received = signal.SIGTERM
-    assert agree(total, [], stop).stop
+    assert agree(own, [], stop).stop
+    own.figures["grad_norm"] = torch.tensor(float("inf"))
+    assert not agree(own, [], stop).is_finite
+
+
+def test_what_a_step_has_found_is_summed_in_one_call_and_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[torch.Tensor] = []
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        sent.append(x)
+        return x + x
+
+    monkeypatch.setattr(distributed, "is_active", lambda: True)
+    monkeypatch.setattr(distributed, "sum_over_ranks", twice)
+    figures = {"loss": torch.tensor(0.25), "token_accuracy": torch.tensor([0.1, 0.2]), "grad_norm": torch.tensor(2.0)}
+    n, l_sum = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([[0.1], [0.3]], dtype=torch.float64)
+    own = Gathered(figures, Statistics((n,), (l_sum,)), torch.tensor([2**40 + 1, 3]))
+    total, bad, stop, is_finite = agree(own, [], StopRequest())
+    assert len(sent) == 1
+    assert (bad, stop, is_finite) == ([], False, True)
+    assert {key: value.tolist() for key, value in total.figures.items()} == {
+        key: (2 * value).tolist() for key, value in figures.items()
+    }
+    assert total.figures["loss"].dtype == torch.float32
+    assert total.counts is not None
+    assert total.counts.tolist() == [2**41 + 2, 6]
+    assert total.statistics is not None
+    assert torch.equal(total.statistics.n[0], 2 * n)
+    assert torch.equal(total.statistics.l_sum[0], 2 * l_sum)
 
 
 def test_alone_the_step_is_the_phase_own_and_losses_keep_their_size() -> None:
-    replicas = Replicas({"net": nn.Linear(2, 2)}, lambda x: x + 1, shard=True, compiled=False, some_steps_only=False)
+    replicas = Replicas({"net": nn.Linear(2, 2)}, lambda x: x + 1, shard="full", compiled=False, some_steps_only=False)
     assert replicas.wrapped is None
     assert replicas.sharded == []
     assert replicas.scale == 1
