@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -70,3 +72,28 @@ def test_generated_scenes_are_read_the_same_every_time_and_clips_move(
     assert {facts.shape for facts in seen.facts} == {(3, 16, 64, 64) if clips else (3, 64, 64)}
     frames = written.scene(16, np.random.default_rng([0, 1]))
     assert np.abs(frames[-1] - frames[0]).mean() > 2 * np.abs(frames[1] - frames[0]).mean() > 0
+
+
+def test_simulated_ranks_wait_for_the_slowest_and_for_their_batches() -> None:
+    simulation = importlib.import_module("cluster_simulation")
+    two = simulation.Cluster(2, 0, 8.0, 0, 1, 0, bandwidth=float("inf"), latency=0, queue=1, every=2, copy=1.0)
+    compute, nothing = np.array([[1.0, 3.0], [2.0, 1.0]]), np.zeros((2, 2))
+    found = simulation.simulate(two, compute, nothing)
+    assert found == pytest.approx({"seconds": 5 / 2, "data": 0, "ranks": (1 + 0.5) / 5, "checkpoint": 0})
+    # A batch takes 2 s to load, the second only once the first is taken: 2 + 3, then from 4 on there is the second.
+    found = simulation.simulate(two, compute, nothing + 2)
+    assert found["seconds"] * 2 == pytest.approx(2 + 3 + 2)
+    assert found["data"] * 7 == pytest.approx(2)
+    # An exchange of 8 bytes at 4 bytes/s between two: 2 s after the slower; a checkpoint of 3 bytes at 1 byte/s.
+    slow = replace(two, bandwidth=4.0, checkpoint=3.0)
+    found = simulation.simulate(slow, compute, nothing)
+    assert found["seconds"] * 2 == pytest.approx(3 + 2 + 2 + 2 + 3)
+    assert found["checkpoint"] * 12 == pytest.approx(3)
+
+
+def test_decoders_are_compared_at_the_same_picture() -> None:
+    decoders = script("decoders")
+    calls = decoders.decoders(decoders.picture())
+    whole = calls["Pillow, as bridle"]()
+    assert whole.shape == (375, 500, 3)
+    assert all(call().shape == whole.shape for call in calls.values())
