@@ -289,7 +289,7 @@ OURS: Table = {
         runtime__device="auto", runtime__precision="auto", runtime__threads=0, runtime__deterministic=False,
         runtime__checkpoint_activations=False, runtime__checkpoint_every=1000, runtime__keep=2,
         runtime__keep_finished=False, runtime__log_every=20, runtime__stop_after_skips=5, runtime__timeout_minutes=30.0,
-        runtime__compare_every=100, runtime__shard="none", runtime__compile=False,
+        runtime__compare_every=100, runtime__shard="none", runtime__shard_groups=1, runtime__compile=False,
     ),
     "the detokenizer, which the paper does not have": all_five(
         detokenizer__steps=600, detokenizer__epochs=None, detokenizer__warmup_steps=60, detokenizer__warmup_epochs=None,
