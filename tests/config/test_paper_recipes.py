@@ -113,10 +113,8 @@ TEXT: Table = {
     "Eq. encoder loss: cross-entropy of the codes at all masked positions, M heads alike": {
         "loss.target": ("codes",) * 5,
         "loss.codes": ("ce",) * 5,
-        "loss.stage_weights": (None,) * 5,
         "mask.predict": (1.0,) * 5,
         "encoder_phase.masks": (1,) * 5,
-        "encoder_phase.codes": ("live",) * 5,
     },
     "App. C: soft code no, imagenet pretrained no": {"quantizer.soft": (1,) * 5, "encoder.weights": (None,) * 5},
     "App. B, §4.1: data sets and modalities": {
@@ -232,8 +230,8 @@ OURS: Table = {
     ),
     "the encoder continues in the second iteration": all_five(schedule__encoder_restart="continue"),
     "options beyond the paper, off": all_five(
-        loss__teacher_block=None, loss__patches="standardised", encoder__drop_path=0.0, quantizer__soft_weights="even",
-        quantizer__soft_temperature=0.1, quantizer__soft_q=True, finetune__weight_ema=0.0, finetune__from_scratch=False,
+        loss__teacher_block=None, encoder__drop_path=0.0, quantizer__soft_weights="even",
+        quantizer__soft_temperature=0.1, quantizer__soft_q=True, finetune__from_scratch=False,
     ),
     "pooled features of probe and fine-tuning": all_five(
         probe__pool="mean", probe__axis=0, probe__deviation=False, probe__layer=None,
