@@ -28,7 +28,7 @@ from bridle.evaluate.finetune import find_start
 from bridle.evaluate.probe_command import probe_configs, probe_run
 from bridle.export.card import plain
 from bridle.export.folder import write_folder
-from bridle.export.hub import find_model, folder_to_work_in, released_names
+from bridle.export.hub import find_model, folder_to_work_in
 from bridle.geometry import Geometry
 from bridle.infer.model import Model
 
@@ -257,13 +257,6 @@ def test_an_export_starts_an_encoder(folder: Path, model: Model, tmp_path: Path)
 
 
 # Names of models.
-
-
-def test_the_models_of_the_package_are_small() -> None:
-    assert released_names() == ["digits-tiny", "scenes-tiny"]
-    sizes = {name: sum(path.stat().st_size for path in find_model(name).iterdir()) for name in released_names()}
-    assert sizes["digits-tiny"] < 2_000_000
-    assert sum(sizes.values()) < 10_000_000
 
 
 def test_a_model_for_recordings_comes_with_the_package(tmp_path: Path) -> None:
