@@ -53,6 +53,7 @@ soak: install
 
 figures: install
 	$(BIN)/python benchmarks/demo_figure.py
+	$(BIN)/python benchmarks/first_figure.py
 	$(BIN)/python benchmarks/long_run_figure.py
 
 clean:

@@ -19,8 +19,8 @@ from bridle.grid.demo import MODALITIES, SHOTS
 from bridle.report.plots import draw_probes
 from bridle.report.runs import read_run
 from bridle.report.svg import FONT_SIZE, LIGHT, MARGIN, drawing
-from bridle.report.tables import baselines_of, models_of
-from bridle.runs.results import Interval, Scores
+from bridle.report.tables import models_of
+from bridle.runs.results import Interval, Scores, read_results
 
 DRAWN = 10  # labels a class
 Row = dict[int | None, list[float]]  # for each number of labels (None: all) the accuracy of every seed
@@ -35,12 +35,22 @@ def rows_of(folders: Sequence[Path], modality: str) -> tuple[str, dict[str, Row]
                 continue
             run = read_run(folder / f"{modality}-{method}")
             title = run.title
-            for name, entry in [*(baselines_of(run.results) if method == "rq" else ()), *models_of(run.results)]:
-                scores, row = entry.probe or Scores(), rows.setdefault(name.removesuffix(" iter1"), {})
-                for n in SHOTS:
-                    row.setdefault(n, []).append(scores.few_shot[n].value or 0.0)
-                row.setdefault(None, []).append(scores.main or 0.0)
+            found = {name: entry.probe for name, entry in models_of(run.results)}
+            if method == "rq":
+                found = {**run.results.named_baselines, **scratch_of(folder / f"{modality}-scratch"), **found}
+            for name, scores in found.items():
+                row = rows.setdefault(name.removesuffix(" iter1"), {})
+                for n, one in (scores or Scores()).few_shot.items():
+                    row.setdefault(n, []).append(one.value or 0.0)
+                row.setdefault(None, []).append((scores or Scores()).main or 0.0)
     return title, {name: rows[name] for name in sorted(rows, key=lambda name: name == "RQ")}
+
+
+def scratch_of(folder: Path) -> dict[str, Scores]:
+    """Scores of the same network trained on the labels alone, where they were measured."""
+    path = folder / "finetune.json"
+    scores = read_results(path).evaluations[0].scores if path.is_file() else None
+    return {} if scores is None else {"from scratch": scores}
 
 
 def cell(own: list[float], best: list[float] | None) -> str:
@@ -56,7 +66,8 @@ def markdown(title: str, rows: dict[str, Row]) -> list[str]:
     lines = []
     for name, row in rows.items():
         seeds = len(row[None])
-        cells = [cell(values, None if name == "RQ" else rows["RQ"][labels]) for labels, values in row.items()]
+        best = {} if name == "RQ" else rows["RQ"]
+        cells = [cell(row[n], best.get(n)) if n in row else "–" for n in (*SHOTS, None)]
         lines.append(f"| {title} | {name}, {seeds} seeds | {' | '.join(cells)} |")
     return lines
 

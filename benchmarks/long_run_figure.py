@@ -1,4 +1,4 @@
-"""Draw the README's figure from the table "A longer run" of docs/results.md.
+"""Draw the figure of the longer run from the table "A longer run" of docs/results.md.
 
 python benchmarks/long_run_figure.py [--out docs/figures/long-run.png]
 """

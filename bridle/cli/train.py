@@ -30,11 +30,14 @@ from bridle.errors import UsageError
 @app.command(rich_help_panel=START)
 def demo(
     modality: Annotated[str | None, typer.Option(help="audio, image or video; default: all three.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Images alone, about a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Images alone, without VQ.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations of the method; the second doubles the time.")] = 1,
     out: Annotated[Path, typer.Option(help="Folder for runs and report.")] = Path("demo"),
 ) -> None:
-    """Pretrain on embedded data in minutes and compare few-label accuracy: raw input, untrained encoder, VQ, RQ.
+    """Pretrain on embedded data in minutes and compare few-label accuracy.
+
+    Compared are raw input, untrained encoder, the same network trained on the labels alone, VQ and RQ.
 
     Example:  bridle demo --quick
     """
@@ -45,7 +48,7 @@ def demo(
     if quick and modality not in (None, QUICK):
         raise UsageError(f"--quick runs {QUICK} alone; leave out --quick for --modality {modality}.")
     chosen = [QUICK] if quick else [modality] if modality else list(MODALITIES)
-    run_demo(chosen, seed=seed, out=out)
+    run_demo(chosen, seed=seed, out=out, quick=quick, iterations=iterations)
 
 
 @app.command(rich_help_panel=START)

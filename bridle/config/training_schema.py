@@ -182,6 +182,9 @@ class FinetuneConfig(PhaseConfig):
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
     items: Positive | None = None  # at most so many train and test items; None uses all
     from_scratch: bool = False  # start from the untrained encoder: the baseline of what pretraining gives
+    shots: tuple[Positive, ...] = ()  # labels per class: also learn from so few, as the few-shot probe does
+    draws: Annotated[int, Field(ge=2)] = 3  # of the few labels: the first of the probe's
+    shot_steps: Positive = 100  # steps with few labels
     augment: AugmentConfig = AugmentConfig()
 
     def step_count(self, samples: int) -> int:

@@ -16,9 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from bridle import distributed, failpoints
 from bridle.config import Config, with_absolute_paths
 from bridle.console import ProgressLine
@@ -27,12 +24,20 @@ from bridle.data.digests import splits_digest
 from bridle.data.loading.balance import balancing_weights, label_set
 from bridle.data.loading.loader import require_even_shares
 from bridle.data.loading.mixing import mixed
-from bridle.data.sources import Labels, Source, Splits
+from bridle.data.sources import Source, Splits
 from bridle.data.subset import subset_of
 from bridle.errors import ConfigError, DataError, UsageError
 from bridle.evaluate.collector import readable_rows
-from bridle.evaluate.features import choose_items, stratified
-from bridle.evaluate.finetune_scores import Scored, blind_score, score_items, true_labels
+from bridle.evaluate.finetune_scores import Scored, blind_score, score_items
+from bridle.evaluate.finetune_units import (
+    Task,
+    Unit,
+    few_label_scores,
+    few_label_units,
+    find_units,
+    labels_of,
+    settings_of,
+)
 from bridle.evaluate.probe_command import DATA_KEYS, data_protocol
 from bridle.evaluate.scorers.probe import Part, summarise
 from bridle.evaluate.transfer import (
@@ -51,18 +56,15 @@ from bridle.runs.folder import RunFolder
 from bridle.runs.results import Evaluation, Protocol, Scores, read_record, results_header, write_record
 from bridle.runs.results_file import ResultsFile
 from bridle.runs.trackers import open_trackers
-from bridle.seeding import generator
 from bridle.train.algorithm1 import restore_frozen
-from bridle.train.finetune import Loss, Tuned, finetune
+from bridle.train.finetune import Tuned, finetune
 from bridle.train.run import Run, locked_by_first, open_machine
 
 MAY_CHANGE = (
     *("finetune.", *(f"data.{key}" for key in DATA_KEYS), "data.workers", "data.cache_mb", "data.bad_share"),
     *("runtime.", "seed"),
 )
-TEST_SHARE = 0.2  # of each class, where the data has neither a test split nor folds
 FIGURES, SCORES = "figures.json", "scores.safetensors"
-FOLD = "fold"
 
 
 class Start(NamedTuple):
@@ -74,22 +76,6 @@ class Start(NamedTuple):
     @property
     def name(self) -> str:
         return f"iter{self.iteration}" if self.iteration else "scratch"
-
-
-class Task(NamedTuple):
-    """What is learnt."""
-
-    classes: int
-    multilabel: bool  # may an item have several labels?
-    loss: Loss
-
-
-class Unit(NamedTuple):
-    """One model to train and to score."""
-
-    name: str  # of its folder inside the start's; empty without folds
-    train: Source
-    test: Source
 
 
 def finetune_run(
@@ -156,11 +142,12 @@ class Job:
         for note in splits.notes:
             self.progress.note(note)
         task = find_task(splits, self.config)
-        units = find_units(splits, self.config, task)
+        whole = find_units(splits, self.config, task)
+        units = [*whole, *few_label_units(whole, self.config, task)]
         for number, unit in enumerate(units, start=1):
             folder = self.place / unit.name
             if not distributed.done_once((folder / FIGURES).is_file):
-                which = f", fold {number} of {len(units)}" if unit.name else ""
+                which = f", {number} of {len(units)} ({unit.name})" if unit.name else ""
                 self.progress.note(f"fine-tuning from {self.start.name}{which}: {len(unit.train)} items")
                 distributed.done_once(partial(folder.mkdir, exist_ok=True))
                 self.tune(folder, unit, task)
@@ -175,32 +162,35 @@ class Job:
 
     def together(self, units: Sequence[Unit]) -> Scores:
         """The scores over all folds."""
-        each = [read_record(Scores, self.place / unit.name / FIGURES) for unit in units]
-        if len(units) == 1:
-            return each[0]
-        found = summarise([self.scored_part(unit) for unit in units], seed=self.config.seed, began=0.0)
+        every = [read_record(Scores, self.place / unit.name / FIGURES) for unit in units]
+        few = few_label_scores(units, [one.main or 0.0 for one in every])
+        whole = [unit for unit in units if unit.shots is None]
+        each = [one for unit, one in zip(units, every, strict=True) if unit.shots is None]
+        if len(whole) == 1:
+            return each[0].joined(few)
+        found = summarise([self.scored_part(unit) for unit in whole], seed=self.config.seed, began=0.0).joined(few)
         left_out = tuple(dict.fromkeys(name for one in each for name in one.left_out))  # an item is in several folds
         return found.model_copy(update={"seconds": sum(one.seconds for one in each), "left_out": left_out})
 
     def scored_part(self, unit: Unit) -> Part:
         """The scores that the unit's model gave its test items."""
         scored = Scored.read(self.place / unit.name / SCORES)
-        steps = self.config.finetune.step_count(len(unit.train))
+        steps = settings_of(unit, self.config.finetune).step_count(len(unit.train))
         chance = blind_score(labels_of(unit.train), scored)
-        fold = unit.name.removeprefix(FOLD)
-        return Part(fold, scored.scores, scored.truth, chance, len(unit.train), {"steps": steps})
+        return Part(unit.fold, scored.scores, scored.truth, chance, len(unit.train), {"steps": steps})
 
     def tune(self, folder: Path, unit: Unit, task: Task) -> None:
         """Train one model to its end and score its test items."""
-        settings = self.config.finetune
-        distributed.done_once(lambda: RunFolder(folder).write_settings(self.config, command=self.command))
-        everyone = [*open_trackers(self.config.log), *self.callbacks] if distributed.rank() == 0 else []
+        settings = settings_of(unit, self.config.finetune)
+        config = self.config.model_copy(update={"finetune": settings})
+        distributed.done_once(lambda: RunFolder(folder).write_settings(config, command=self.command))
+        everyone = [*open_trackers(config.log), *self.callbacks] if distributed.rank() == 0 else []
         nets = self.build(task)
-        source = mixed(unit.train, self.config.augment)  # partners too come from this unit's training items
-        run = Run(RunFolder(folder), self.config, self.machine, source, nets, self.stop, self.progress, everyone)
+        source = mixed(unit.train, config.augment)  # partners too come from this unit's training items
+        run = Run(RunFolder(folder), config, self.machine, source, nets, self.stop, self.progress, everyone)
         if settings.sampling == "balanced":
             run.weights = balancing_weights(labels_of(unit.train)).tolist()
-        with running(everyone, folder, self.config.model_dump(mode="json")):
+        with running(everyone, folder, config.model_dump(mode="json")):
             model = finetune(run, iteration=self.start.iteration, loss=task.loss)
             with self.stop.leaving_at_once("the fine-tuned model is saved, its test items are not scored yet."):
                 failpoints.hit("evaluation.begin")
@@ -231,7 +221,7 @@ class Job:
         """Write the scores of one model; rank 0's work. Returns what callbacks are told."""
         assert scored is not None  # rank 0 has the scores of all items
         scored.save(folder / SCORES)
-        seconds = training_seconds(RunFolder(folder).metrics(), self.config.finetune.batch)
+        seconds = training_seconds(RunFolder(folder).metrics(), settings_of(unit, self.config.finetune).batch)
         found = summarise([self.scored_part(unit)], seed=self.config.seed, began=0.0)
         unused = tuple(sample.name for sample in RunFolder(folder).quarantined())  # in training
         found = found.model_copy(update={"seconds": seconds, "left_out": tuple(dict.fromkeys((*unused, *left_out)))})
@@ -294,52 +284,6 @@ def find_task(splits: Splits, config: Config) -> Task:
     if multilabel and wanted == "ce":
         raise ConfigError("finetune.loss: 'ce' needs one label per item, but some have several; use 'bce' or 'auto'.")
     return Task(classes, multilabel, ("bce" if multilabel else "ce") if wanted == "auto" else wanted)
-
-
-def labels_of(source: Source, where: str = "the data") -> Labels:
-    if source.labels is None:
-        raise DataError(
-            f"{where}: fine-tuning needs labels: one folder per class, or a manifest with a label column; "
-            "point data.root=… or data.manifest=… to labelled data."
-        )
-    return source.labels
-
-
-def find_units(splits: Splits, config: Config, task: Task) -> list[Unit]:
-    """One unit for a given test split, one per fold, or one with a part of each class held back for the test."""
-    folds = splits.folds if splits.test is None else None
-    kept = _chosen(splits.train, config, "train", folds)
-    if splits.test is not None:
-        test = subset_of(splits.test, _chosen(splits.test, config, "test"))
-        return [Unit("", subset_of(splits.train, kept), test)]
-    if splits.folds is not None:
-        of = [splits.folds[i] for i in kept]
-        if len(set(of)) < 2:
-            raise DataError(f"the data has only fold {of[0]}; cross-validation needs at least two.")
-        units = [_unit(splits.train, kept, np.array(of) == fold, f"{FOLD}{fold}") for fold in sorted(set(of))]
-        for unit in units:
-            if len({one for label in labels_of(unit.train) for one in label_set(label)}) < 2:
-                raise DataError(
-                    f"{unit.name}: fine-tuning needs at least two classes, but the items outside this fold have one."
-                )
-        return units
-    labels = labels_of(splits.train)
-    truth = true_labels([labels[i] for i in kept], task.classes, multilabel=task.multilabel)
-    held = stratified(truth, TEST_SHARE, generator(config.seed, "probe split"))  # the same that a probe holds back
-    if not held.any():
-        raise DataError("cannot hold back a test split: no class has two items; add labelled items or a test split.")
-    return [_unit(splits.train, kept, held, "")]
-
-
-def _chosen(source: Source, config: Config, split: str, folds: Sequence[int] | None = None) -> list[int]:
-    """The items of a split that are used, the same that a probe of so many items uses."""
-    limit, seed = config.finetune.items, config.seed
-    return choose_items(len(source), limit, labels=source.labels, folds=folds, seed=seed, split=split)
-
-
-def _unit(source: Source, kept: Sequence[int], held: NDArray[np.bool_], name: str) -> Unit:
-    indices = np.array(kept)
-    return Unit(name, subset_of(source, indices[~held].tolist()), subset_of(source, indices[held].tolist()))
 
 
 def protocol(config: Config, on: str | None = None) -> Protocol:

@@ -66,9 +66,10 @@ def comparisons(scores: Scores, baselines: Mapping[str, Scores]) -> Iterator[Com
     for shots, own in sorted(scores.few_shot.items()):
         for words, other in baselines.items():
             beside = other.few_shot.get(shots)
-            if beside is None or not 1 < len(own.draws) == len(beside.draws):
+            shared = 0 if beside is None else min(len(own.draws), len(beside.draws))  # the first ones are the same
+            if beside is None or shared < 2:
                 continue
-            change = compare(own.draws, beside.draws)
+            change = compare(own.draws[:shared], beside.draws[:shared])
             if (change.half or 0.0) > NO_SPREAD:  # draws that all took the same items tell nothing of chance
                 yield Comparison(words, shots, change)
 

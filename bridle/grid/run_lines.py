@@ -28,8 +28,8 @@ class RunLines:
 
         self.console, self.logs = console, logs
         self.last = dict.fromkeys(logs, "waiting")
+        self.began: dict[str, float] = {}
         self.ended: dict[str, float] = {}
-        self.began = time.monotonic()
         self.live = Live(console=console, get_renderable=self.table, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Self:
@@ -43,16 +43,22 @@ class RunLines:
         self.live.stop()
 
     def tell(self, name: str, line: str) -> None:
-        """Take a line of output."""
+        """Take a line of output; a command's first line starts its clock."""
+        self.began.setdefault(name, time.monotonic())
         with self.logs[name].open("a", encoding="utf-8") as log:
             log.write(line + "\n")
         self.last[name] = shortened(line)
 
     def spent(self, name: str, seconds: float) -> None:
         """Note that a command has ended; a line that names its log stays on the screen."""
-        self.ended[name] = time.monotonic() - self.began
+        self.ended[name] = self.seconds(name)
         self.last[name] = f"ended · log {self.logs[name]}"
         self.console.print(self.table(name))
+
+    def seconds(self, name: str) -> float:
+        """How long a command runs or ran."""
+        now = time.monotonic()
+        return self.ended.get(name, now - self.began.get(name, now))
 
     def table(self, *names: str) -> Table:
         """A row for each of `names`, or for every command that runs."""
@@ -61,8 +67,7 @@ class RunLines:
         table.add_column(no_wrap=True, justify="right")
         table.add_column(no_wrap=True, overflow="ellipsis")
         for name in names or [name for name in self.last if name not in self.ended]:
-            seconds = self.ended.get(name, time.monotonic() - self.began)
-            table.add_row(name, clock(seconds), self.last[name].replace("[", r"\["))
+            table.add_row(name, clock(self.seconds(name)), self.last[name].replace("[", r"\["))
         return table
 
 

@@ -48,9 +48,11 @@ def run_beside(
     console: Console,
     spent: Callable[[str, float], None] | None = None,
     tell: Tell | None = None,
+    after: Mapping[str, str] | None = None,
 ) -> None:
     """Run `bridle ARGUMENTS…` for each name, at most `jobs` at once. The first failure or a signal ends all of them.
 
+    `after` names for a command the one that must have ended before it starts.
     `spent` is called with the name and the CPU seconds (its children's included) of every command that has ended.
     `tell` is called with the name and every line of output, which is then not printed.
     """
@@ -59,8 +61,11 @@ def run_beside(
         try:
             while waiting or running:
                 stop.leave("what is finished is kept.")
-                while waiting and len(running) < jobs:
-                    name = next(iter(waiting))
+                while len(running) < jobs:
+                    unfinished = waiting.keys() | running.keys()
+                    name = next((name for name in waiting if (after or {}).get(name) not in unfinished), None)
+                    if name is None:
+                        break
                     running[name] = start(name, waiting.pop(name), console, tell)
                 for name in list(running):
                     before = children_seconds()

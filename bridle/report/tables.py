@@ -217,7 +217,8 @@ def finetune_table(results: Results) -> Table | None:
     shown = {head: key for head, key in beside.items() if any(getattr(scores, key) is not None for _, scores in rows)}
     table = plain_table()
     table.add_column("fine-tuned from")
-    for heading in (f"{main} %", *shown, "items", "minutes"):
+    few = sorted({n for _, scores in rows for n in scores.few_shot})
+    for heading in (f"{main} %", *(f"{n} per class" for n in few), *shown, "items", "minutes"):
         table.add_column(heading, justify="right")
     best = best_of([scores for _, scores in rows])
     for place, (entry, scores) in enumerate(rows):
@@ -225,6 +226,7 @@ def finetune_table(results: Results) -> Table | None:
         cells = [
             f"{start}, {len(scores.folds)} folds" if scores.folds else start,
             with_spread(scores),
+            *(score_text(scores.few_shot.get(n)) for n in few),
             *((percent if "%" in head else decimal)(getattr(scores, key)) for head, key in shown.items()),
             f"{scores.train_items}/{scores.test_items}",
             f"{scores.seconds / 60:.1f}",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from forked import bridle
@@ -18,12 +19,16 @@ from sklearn.metrics import average_precision_score  # type: ignore[import-untyp
 from bridle import api
 from bridle.config import Config, load_config
 from bridle.data.arrays.memory import TensorSource
+from bridle.data.build import open_data
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted, UsageError
 from bridle.evaluate import finetune as command
 from bridle.evaluate.finetune import find_units, finetune_run, protocol
+from bridle.evaluate.finetune_units import Task, Unit, few_label_scores, few_label_units
+from bridle.evaluate.scorers.fewshot import class_orders
 from bridle.report.tables import finetune_table
 from bridle.runs.results import read_results
+from bridle.seeding import generator
 
 Small = Callable[..., Config]
 QUICK = (
@@ -304,3 +309,39 @@ def test_the_command_prints_a_table_and_what_to_do_next(run: Path) -> None:
     assert f"wrote {run / 'finetune.json'}" in ended.out
     assert "finetune.from_scratch=true" in ended.out
     assert "finetune      3/3" in ended.err
+
+
+def test_few_labels_are_those_of_the_few_shot_probe_and_get_their_own_steps(run: Path) -> None:
+    changes = ["finetune.steps=3", "finetune.warmup_steps=1", "finetune.batch=16", "finetune.drop_path=0"]
+    few = ["finetune.shots=[2,3]", "finetune.draws=2", "finetune.shot_steps=4"]
+    path = finetune_run(run, [*changes, *few])
+    found = figures(path)
+    (place,) = (run / "finetune").iterdir()
+    assert found["train_items"] == 1437
+    assert {name: one["items"] for name, one in found["further"].items()} == {"2 per class": 20, "3 per class": 30}
+    splits = open_data(load_config("digits-tiny"))
+    assert splits.test is not None
+    task = Task(10, multilabel=False, loss="ce")
+    config = command.RunFolder(run).config([*changes, *few])
+    units = list(few_label_units([Unit("", splits.train, splits.test)], config, task))
+    labels = np.array(splits.train.labels)
+    for unit in units:
+        order = class_orders(labels, generator(config.seed, "few shots", "", unit.draw))
+        wanted = sorted(labels[np.concatenate([own[: unit.shots] for own in order])].tolist())
+        assert sorted(label for label in unit.train.labels or () if isinstance(label, int)) == wanted
+        rows = (place / unit.name / "metrics.jsonl").read_text().splitlines()
+        assert json.loads(rows[-1])["steps"] == 4
+        accuracy = results(place / unit.name / "figures.json")["accuracy"]
+        assert found["further"][f"{unit.shots} per class"]["draws"][unit.draw] == pytest.approx(accuracy)
+    assert [unit.name for unit in units] == ["shots2-draw0", "shots3-draw0", "shots2-draw1", "shots3-draw1"]
+    table = finetune_table(read_results(path))
+    assert table is not None
+    assert "3 per class" in [column.header for column in table.columns]
+
+
+def test_few_labels_of_folds_are_averaged_over_them_draw_by_draw() -> None:
+    source = TensorSource(x=torch.zeros(4, 1, 2, 2), labels=[0, 1, 0, 1])
+    units = [Unit(f"fold{fold}-shots1-draw{draw}", source, source, 1, draw) for fold in (1, 2) for draw in (0, 1)]
+    (found,) = few_label_scores([Unit("fold1", source, source), *units], [0.9, 0.2, 0.4, 0.6, 0.8]).values()
+    assert found.draws == pytest.approx((0.4, 0.6))
+    assert (found.value, found.items) == (pytest.approx(0.5), 4)

@@ -43,6 +43,13 @@ def test_a_loss_with_few_labels_is_told_though_all_labels_look_fine() -> None:
     assert "with 5 labels per class loses to raw input by 10.3" in found.text
 
 
+def test_fewer_draws_are_compared_with_the_first_of_more() -> None:
+    own, raw = scored(360, draws=(0.50, 0.52, 0.51, 0.0, 0.0)), scored(320, draws=(0.40, 0.41, 0.42))
+    found = judge_results(results(own, raw=raw))
+    assert found is not None
+    assert "with 5 labels per class beats raw input by 10.0" in found.text
+
+
 def test_a_difference_that_may_be_chance_is_no_win() -> None:
     found = judge_results(results(scored(322), raw=scored(320)))
     assert found is not None and found.level == "warn"

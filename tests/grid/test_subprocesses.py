@@ -5,10 +5,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from bridle.grid import subprocesses
+from bridle.grid.subprocesses import Started, run_beside
 
 # Becomes `command` where the real one becomes `python`.
 CHILD = "import sys; sys.executable = './command'; from bridle.grid.subprocesses import main; main()"
@@ -66,3 +72,18 @@ def test_a_child_whose_parent_died_before_it_was_watched_does_not_begin(place: P
     done = subprocess.run([sys.executable, "-c", CHILD, "1"], cwd=place, check=False, timeout=30)
     assert done.returncode == 143
     assert not (place / "pid").exists()
+
+
+def test_a_command_waits_for_the_one_it_comes_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def start(name: str, arguments: Sequence[str], *_: object) -> Started:
+        assert name != "second" or "first" in ended
+        process = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({arguments[0]})"], text=True)
+        return Started(process, threading.Thread(), [])
+
+    monkeypatch.setattr(subprocesses, "start", start)
+    monkeypatch.setattr(subprocesses, "finish", lambda name, _: ended.append(name))
+    commands = {"second": ["0"], "first": ["0.5"], "other": ["0"]}
+    run_beside(commands, jobs=2, console=Console(), after={"second": "first"})
+    assert ended == ["other", "first", "second"]

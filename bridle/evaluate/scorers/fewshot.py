@@ -50,11 +50,14 @@ def few_shot(task: Task) -> dict[str, Score]:
                 done += 1
                 task.progress("few-shot probe", total, done)
     means = {n: [statistics.fmean(own) for own in scores[n]] for n in shots}
-    return {f"{n} per class": _over_draws(n, means[n], sizes[n], short[n]) for n in shots}
+    return {f"{n} per class": over_draws(n, means[n], items=sizes[n], short=short[n]) for n in shots}
 
 
-def _over_draws(shots: int, scores: Sequence[float], items: int, short: int) -> Score:
-    """`scores` are those of each draw, with folds the mean over them; `items` and `short` the most there were."""
+def over_draws(shots: int, scores: Sequence[float], *, items: int, short: int = 0) -> Score:
+    """Mean and Student's 95 % interval of the scores of each draw, with folds the mean over them.
+
+    `items` and `short` are the most there were.
+    """
     value, half = statistics.fmean(scores), half_width(scores)
     return Score(
         value=value, interval=Interval(value - half, value + half), shots=shots, draws=tuple(scores),
