@@ -4,7 +4,7 @@
     python benchmarks/first_figure.py --demo demo [--out docs/figures/first.png]
 
 Left: test pictures, their codes, what is decoded from them, and the most similar other test picture by features.
-Right: accuracy with ten labels per class, with 95 % intervals over draws of the labels.
+Right: accuracy with five and with ten labels per class, with 95 % intervals over draws of the labels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 import bridle
 from bridle.data.build import open_data
-from bridle.grid.demo import SHOTS, Story, demo_arguments
+from bridle.grid.demo import JUDGED, Story, demo_arguments
 from bridle.report.plots import draw_probes
 from bridle.report.sample_pictures import code_colors
 from bridle.report.svg import FONT_SIZE, LIGHT, MARGIN, drawing
@@ -27,7 +27,7 @@ from bridle.report.tables import models_of
 from bridle.runs.folder import RunFolder
 from bridle.runs.results import Scores
 
-ROWS, MODALITY, LABELS = 4, "image", SHOTS[-1]
+ROWS, MODALITY = 4, "image"
 
 
 def columns(folder: Path) -> dict[str, Tensor]:
@@ -53,15 +53,21 @@ def columns(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def bars(out: Path) -> dict[str, Scores]:
-    """Few-label accuracy by name, the names as in the demo's table."""
+def bars(out: Path) -> dict[int, dict[str, Scores]]:
+    """Accuracy by labels per class and name, the names as in the demo's table."""
     methods = [method for method in demo_arguments(MODALITY, seed=0) if (out / f"{MODALITY}-{method}").is_dir()]
     story = Story(MODALITY, out, methods, 1)
     runs = story.runs()
     found = {**runs[-1].results.named_baselines, "from scratch": story.from_scratch}
     found |= {name: entry.probe or Scores() for run in runs for name, entry in models_of(run.results)}
-    few = {name: scores.few_shot.get(LABELS) for name, scores in found.items()}
-    return {name: Scores(accuracy=one.value, interval=one.interval) for name, one in few.items() if one is not None}
+    return {
+        n: {
+            name.removesuffix(" iter1"): Scores(accuracy=one.value, interval=one.interval)
+            for name, scores in found.items()
+            if (one := scores.few_shot.get(n)) is not None
+        }
+        for n in JUDGED
+    }
 
 
 def show(axes: Any, found: dict[str, Tensor]) -> None:
@@ -82,11 +88,13 @@ def main() -> None:
     arguments = parser.parse_args()
     found, probes = columns(arguments.demo / f"{MODALITY}-rq"), bars(arguments.demo)
     with drawing((9.6, 3.6), LIGHT, margin=0.02) as figure:
-        left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1), wspace=0.04)
+        left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), wspace=0.04)
         show(left.subplots(ROWS, len(found)), found)
-        ax = right.subplots()
-        draw_probes(ax, probes, LIGHT)
-        ax.set_title(f"accuracy with {LABELS} labels per class, %", fontsize=FONT_SIZE - 1, color=LIGHT["muted"])
+        for ax, (labels, scores) in zip(right.subplots(len(probes), 1), probes.items(), strict=True):
+            draw_probes(ax, {name.replace("RQ", "RQ iter"): one for name, one in scores.items()}, LIGHT)
+            ax.set_yticklabels(list(scores))
+            title = {"fontsize": FONT_SIZE - 1, "color": LIGHT["muted"], "loc": "left"}
+            ax.set_title(f"accuracy with {labels} labels per class, %", **title)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(arguments.out, dpi=160, facecolor=LIGHT["paper"], bbox_inches="tight", pad_inches=MARGIN)
     print(f"wrote {arguments.out}")

@@ -30,7 +30,7 @@ ENVIRONMENT = {
 FULL_SIZE = ("audioset2m", "as2m", "imagenet1k", "in1k", "kinetics400", "k400", "from-vit")  # need days, or gigabytes
 SHORTER = {
     "pretrain": ["--max-steps", "2"],
-    "finetune": ["finetune.epochs=1", "finetune.warmup_epochs=0"],
+    "finetune": ["finetune.epochs=1", "finetune.warmup_epochs=0", "finetune.shot_steps=2", "finetune.draws=2"],
     "bench": ["--seconds", "0.2"],
     "detokenizer": ["detokenizer.steps=3", "detokenizer.warmup_steps=1"],
     "ablate": ["max_steps=2", "probe.items=20"],
