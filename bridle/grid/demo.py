@@ -25,8 +25,8 @@ from bridle.report.runs import Measured, RunSummary, read_run
 from bridle.report.tables import Named, baselines_of, models_of, score_text, stages_text, with_spread
 from bridle.report.token_maps import gallery_of
 from bridle.runs.folder import RunFolder
-from bridle.runs.reconstruction import RESULT, Reconstruction, read_reconstruction
-from bridle.runs.results import Evaluation, Scores, read_results
+from bridle.runs.reconstruction import RESULT, Reconstruction
+from bridle.runs.results import Evaluation, Scores, read_record, read_results
 
 SHOTS = (1, 5, 10)  # labels per class
 JUDGED = (5, 10)  # those that the sentence below a table is about, and on which the network is trained from scratch
@@ -134,7 +134,7 @@ class Story:
 
     def kept(self) -> str:
         """What the codes keep, by how many stages of RQ are decoded."""
-        found = read_reconstruction(self.decoded, Reconstruction).by_stages
+        found = read_record(Reconstruction, self.decoded).by_stages
         shares = " / ".join(f"{100 * row.explained:.0f}" for row in found)
         return f"What the codes keep: {shares} % of the input's variance, decoded from 1 … {len(found)} stages."
 
