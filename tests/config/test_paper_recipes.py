@@ -232,6 +232,7 @@ OURS: Table = {
     "options beyond the paper, off": all_five(
         loss__teacher_block=None, encoder__drop_path=0.0, quantizer__soft_weights="even",
         quantizer__soft_temperature=0.1, quantizer__soft_q=True, finetune__from_scratch=False,
+        finetune__shots=(), finetune__draws=3, finetune__shot_steps=100,
     ),
     "pooled features of probe and fine-tuning": all_five(
         probe__pool="mean", probe__axis=0, probe__deviation=False, probe__layer=None,
