@@ -90,11 +90,15 @@ def main() -> None:
     with drawing((9.6, 3.6), LIGHT, margin=0.02) as figure:
         left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), wspace=0.04)
         show(left.subplots(ROWS, len(found)), found)
-        for ax, (labels, scores) in zip(right.subplots(len(probes), 1), probes.items(), strict=True):
+        plots = right.subplots(len(probes), 1)
+        for ax, (labels, scores) in zip(plots, probes.items(), strict=True):
             draw_probes(ax, {name.replace("RQ", "RQ iter"): one for name, one in scores.items()}, LIGHT)
             ax.set_yticklabels(list(scores))
             title = {"fontsize": FONT_SIZE - 1, "color": LIGHT["muted"], "loc": "left"}
             ax.set_title(f"accuracy with {labels} labels per class, %", **title)
+        widest = max(ax.get_xlim()[1] for ax in plots)
+        for ax in plots:  # one scale, so that bars can be compared
+            ax.set_xlim(0, widest)
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(arguments.out, dpi=160, facecolor=LIGHT["paper"], bbox_inches="tight", pad_inches=MARGIN)
     print(f"wrote {arguments.out}")
