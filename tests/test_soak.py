@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from soak import exports, faults
-from soak.suites import read_junit
+from soak.__main__ import CONTAINED, HOSTILES, RANKS
+from soak.suites import ROOT, read_junit
 from soak.tally import Ledger, Tally, case, clock, judged
 
 from bridle import failpoints
@@ -55,6 +56,10 @@ def test_every_failpoint_has_its_place_in_the_long_tests() -> None:
     tried = {point for points in (*faults.POINTS.values(), *exports.POINTS.values()) for point in points}
     elsewhere = {"quarantine.append", "sample.load"}  # in soak/media.py, and in test_reliability_containment.py
     assert tried | set(faults.SPOILT) | elsewhere == set(failpoints.POINTS)
+
+
+def test_the_files_of_ordinary_tests_that_it_runs_are_there() -> None:
+    assert [file for file in (*RANKS, *HOSTILES, *CONTAINED) if not (ROOT / file).is_file()] == []
 
 
 def test_clock() -> None:

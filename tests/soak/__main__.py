@@ -49,7 +49,13 @@ AREAS = (
     *(*(f"fuzz: {kind}" for kind in KINDS), LEAK),
 )
 RANKS = tuple(f"tests/e2e/test_{name}.py" for name in ("ranks", "quantize_ranks", "export_ranks", "many_ranks"))
-HOSTILES = ("test_reliability_security.py", "test_export_convert.py", "test_report_page.py")
+HOSTILES = (
+    "tests/test_security.py",
+    "tests/test_damaged_files.py",
+    "tests/export/test_convert.py",
+    "tests/report/test_page.py",
+)
+CONTAINED = ("tests/data/loading/test_containment.py",)
 SLOW_KINDS = {"run for a report": 0.1}  # a page takes a hundred times as long as a picture
 SETS = 4  # data sets with bad files of each modality
 
@@ -68,11 +74,9 @@ def suites(out: Path) -> Iterator[Case]:
     for file in RANKS:
         go = partial(run_suite, [file], out=out / f"{Path(file).stem}.xml", area_of=rank_area)
         yield Case(file, (AGREE, RESUME, LOST, NAN_RANK) if file == RANKS[0] else (AGREE,), go)
-    units = [f"tests/unit/{file}" for file in HOSTILES]
-    yield Case("hostile", (HOSTILE,), partial(run_suite, units, out=out / "hostile.xml", area_of=lambda test: HOSTILE))
-    contained = ["tests/data/loading/test_containment.py"]
-    go = partial(run_suite, contained, out=out / "contained.xml", area_of=lambda test: DECODERS)
-    yield Case("decoders", (DECODERS,), go)
+    for name, files, area in (("hostile", HOSTILES, HOSTILE), ("decoders", CONTAINED, DECODERS)):
+        go = partial(run_suite, files, out=out / f"{name}.xml", area_of=lambda test, area=area: area)
+        yield Case(name, (area,), go)
 
 
 def all_cases(out: Path, faults: grid.Grid) -> Iterator[Case]:
