@@ -215,4 +215,5 @@ def processor_for(settings: dict[str, Any]) -> Any:
 transformers.AutoConfig.register("bridle", BridleConfig, exist_ok=True)
 transformers.AutoModel.register(BridleConfig, BridleModel, exist_ok=True)
 transformers.AutoFeatureExtractor.register(BridleConfig, BridleFeatureExtractor, exist_ok=True)
-transformers.AutoImageProcessor.register(BridleConfig, BridleImageProcessor, exist_ok=True)
+if transformers.utils.is_vision_available():  # pillow is installed
+    transformers.AutoImageProcessor.register(BridleConfig, BridleImageProcessor, exist_ok=True)

@@ -16,17 +16,18 @@ metadata. `.parquet` has one row per file, for `datasets`, pandas, polars and Du
     times      list<double>              (T,) where the first axis is time
     positions  list<int32[rank]>         (T, rank)
 
-All are written and read block by block, and reading runs no stored code.
+All are written and read block by block, and reading runs no stored code. Of `.parquet` a few files are held, since a
+file is one row there.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
@@ -66,7 +67,17 @@ class StoredArrays(NamedTuple):
     files: list[str]
     starts: NDArray[np.int64]  # (N + 1,) first row of each file, then the number of rows
     shapes: dict[str, tuple[int, ...]]  # of the columns
-    rows: Iterator[dict[str, Array]]  # the columns of each file, read as they are asked for
+    # For a limit of rows: number of a file and columns of its next rows, read as they are asked for. A file without
+    # rows has one block, without a limit every file has.
+    blocks: Callable[[int | None], Iterator[tuple[int, dict[str, Array]]]]
+
+
+def row_spans(starts: NDArray[np.int64], limit: int | None) -> Iterator[tuple[int, int, int]]:
+    """Number of a file, first row and end of each of its blocks of at most `limit` rows."""
+    for number, (begin, end) in enumerate(itertools.pairwise(starts.tolist())):
+        size = limit or max(1, end - begin)
+        for row in range(begin, max(end, begin + 1), size):
+            yield number, row, min(row + size, end)
 
 
 class Writer(Protocol):
@@ -104,14 +115,14 @@ class NpzWriter:
                 size = math.prod(shape[1:]) * dtype.itemsize
                 return lambda n: np.frombuffer(bytearray(stream.read(n * size)), dtype).reshape(n, *shape[1:])
 
-            def rows() -> Iterator[dict[str, Array]]:
+            def blocks(limit: int | None) -> Iterator[tuple[int, dict[str, Array]]]:
                 columns = {name: column(name) for name in COLUMNS if name in shapes}
-                for count in np.diff(starts).tolist():
-                    yield {name: read(count) for name, read in columns.items()}
+                for number, begin, end in row_spans(starts, limit):
+                    yield number, {name: read(end - begin) for name, read in columns.items()}
 
             header, files = str(whole("header")), [str(name) for name in whole("files")]
             starts = whole("starts") if "starts" in shapes else np.arange(len(files) + 1)
-            yield StoredArrays(header, files, starts, shapes, rows())
+            yield StoredArrays(header, files, starts, shapes, blocks)
 
 
 def _npy_shape(archive: zipfile.ZipFile, member: str) -> tuple[int, ...]:
@@ -168,8 +179,12 @@ class SafetensorsWriter:
                 starts = file.get_tensor("starts") if "starts" in columns else np.arange(len(files) + 1)
                 shapes = {name: tuple(column.get_shape()) for name, column in columns.items()}
                 kept = {name: column for name, column in columns.items() if name in COLUMNS}
-                rows = ({name: column[a:b] for name, column in kept.items()} for a, b in pairwise(starts.tolist()))
-                yield StoredArrays(str(metadata["header"]), files, starts, shapes, rows)
+
+                def blocks(limit: int | None) -> Iterator[tuple[int, dict[str, Array]]]:
+                    for number, begin, end in row_spans(starts, limit):
+                        yield number, {name: column[begin:end] for name, column in kept.items()}
+
+                yield StoredArrays(str(metadata["header"]), files, starts, shapes, blocks)
         except SafetensorError as error:
             raise ValueError(str(error)) from error
 
@@ -211,11 +226,16 @@ class ParquetWriter:
             starts = np.cumsum([0, *counts], dtype=np.int64)
             tails = {name: _row_shape(schema.field(name).type, pooled) for name in schema.names if name in COLUMNS}
             shapes = {name: (int(starts[-1]), *tail) for name, tail in tails.items()}
-            rows = (
-                {name: values.reshape(count, *tails[name]) for name, values in row.items()}
-                for count, row in zip(np.diff(starts).tolist(), _parquet_rows(file, list(tails)), strict=True)
-            )
-            yield StoredArrays((schema.metadata or {})[PARQUET_KEY].decode(), files, starts, shapes, rows)
+
+            def blocks(limit: int | None) -> Iterator[tuple[int, dict[str, Array]]]:
+                rows = _parquet_rows(file, list(tails))
+                for number, spans in itertools.groupby(row_spans(starts, limit), key=lambda span: span[0]):
+                    first, count = starts[number], starts[number + 1] - starts[number]
+                    row = {name: values.reshape(count, *tails[name]) for name, values in next(rows).items()}
+                    for _, begin, end in spans:
+                        yield number, {name: values[begin - first : end - first] for name, values in row.items()}
+
+            yield StoredArrays((schema.metadata or {})[PARQUET_KEY].decode(), files, starts, shapes, blocks)
 
 
 def _group(counts: Sequence[int], row_bytes: int) -> Sequence[int]:

@@ -19,6 +19,7 @@ import hashlib
 import json
 import math
 import shutil
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -37,6 +38,7 @@ from bridle.infer.read import INDEX, JOB, Header, PartNote, PartsIndex, read_rec
 
 QUARANTINE, LEDGER = "quarantine.jsonl", "ledger.jsonl"
 LONGEST_CHUNK = 4096  # items
+CHECK_ROWS = 65_536  # whose checksums are computed together
 CHUNKS_PER_RANK = 8  # at least, where there are enough items, so that no rank waits long for another
 
 
@@ -78,6 +80,16 @@ def read_ledger(path: Path) -> Iterator[tuple[LedgerEntry, int]]:
                 return
             end += len(line)
             yield entry, end
+
+
+def prefix_checks(codes: Array) -> tuple[int, ...]:
+    """CRC-32 of codes (rows, M): of the first stage, of the first two, …, of all."""
+    checks = [0] * codes.shape[1]
+    for begin in range(0, len(codes), CHECK_ROWS):
+        some = codes[begin : begin + CHECK_ROWS]
+        for stages in range(1, codes.shape[1] + 1):
+            checks[stages - 1] = zlib.crc32(np.ascontiguousarray(some[:, :stages]).data, checks[stages - 1])
+    return tuple(checks)
 
 
 class StagedPart:
@@ -142,6 +154,8 @@ class StagedPart:
         entries = [entry for entry, end in read_ledger(self.folder / LEDGER) if end <= self.ledger_bytes]
         readable = [entry for entry in entries if entry.reason is None]
         counts = [entry.rows for entry in readable] if header.pool is None else None
+        if "codes" in columns:
+            header = header.model_copy(update={"checks": prefix_checks(columns["codes"])})
         return Content(header.to_json(), [entry.name for entry in readable], counts, columns)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -79,6 +80,7 @@ class Header(BaseModel):
     codebook_sizes: tuple[int, ...] = ()  # of codes
     bits_per_token: float | None = None
     bits_per_second: float | None = None
+    checks: tuple[int, ...] = ()  # of a file of codes: CRC-32 of the first stage, of the first two, …, rows in order
     layer: int | Literal["all"] | None = None  # of features
     pool: Pool | None = None  # one row per file instead of one per token
     axis: int | None = None
@@ -139,7 +141,9 @@ class PartFile:
         if not path.is_file():
             raise UsageError(f"{quoted(path)} does not exist; write it with `bridle tokenize` or `bridle embed`.")
         with one_line_errors(path, self.remedy), self.writer.open(path) as arrays:
-            self.header = Header.model_validate_json(arrays.header).require(path, kind)
+            header = Header.model_validate_json(arrays.header).require(path, kind)
+            self.checks = header.checks
+            self.header = Header.model_validate(header.model_dump(exclude={"checks"}, exclude_unset=True))
             self.files, starts, shapes = arrays.files, arrays.starts, arrays.shapes
             if starts.shape != (len(self.files) + 1,) or starts[0] != 0 or (np.diff(starts) < 0).any():
                 raise ValueError("starts do not fit the files")
@@ -148,10 +152,22 @@ class PartFile:
             if self.header.pool is None and "positions" not in shapes:
                 raise ValueError("the positions of its tokens are missing")
 
-    def rows(self) -> Iterator[tuple[str, dict[str, Array]]]:
-        """Name and columns of each file, read as they are asked for."""
+    def blocks(self, limit: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Number of a file and columns of its next `limit` rows (None: all), read as they are asked for.
+
+        DataError after the last one if the codes are not those that were written.
+        """
+        check = 0
         with one_line_errors(self.path, self.remedy), self.writer.open(self.path) as arrays:
-            yield from zip(self.files, arrays.rows, strict=True)
+            for number, columns in arrays.blocks(limit):
+                if self.checks:
+                    check = zlib.crc32(np.ascontiguousarray(columns["codes"]).data, check)
+                yield number, columns
+        if self.checks and self.checks[len(self.header.codebook_sizes) - 1 :][:1] != (check,):
+            raise DataError(
+                f"{quoted(self.path)}: a stage or some codes are missing or were changed; {self.remedy}, or take "
+                "`checks` out of its header if you changed them on purpose."
+            )
 
 
 class Stored:
@@ -184,7 +200,19 @@ class Stored:
         return [name for part in self._opened() for name in part.files]
 
     def rows(self) -> Iterator[tuple[str, dict[str, Array]]]:
-        """Name and columns of each file, read as they are asked for; a part's SHA-256 is compared the first time."""
+        """Name and columns of each file, read as they are asked for."""
+        for part in self._intact():
+            yield from ((part.files[number], columns) for number, columns in part.blocks())
+
+    def blocks(self, limit: int | None) -> Iterator[tuple[int, dict[str, Array]]]:
+        """Number of a file and columns of its next `limit` rows; a file without rows has one block."""
+        first = 0
+        for part in self._intact():
+            yield from ((first + number, columns) for number, columns in part.blocks(limit))
+            first += len(part.files)
+
+    def _intact(self) -> Iterator[PartFile]:
+        """The parts; the SHA-256 of each is compared the first time."""
         for part in self._opened():
             wanted = self.hashes.pop(part.path, None)
             if wanted is not None and sha256_of(part.path) != wanted:
@@ -192,7 +220,7 @@ class Stored:
                     f"{quoted(part.path)} is damaged: its SHA-256 is not the one in {quoted(self.path / INDEX)}; copy "
                     "it again, or write the folder again."
                 )
-            yield from part.rows()
+            yield part
 
     def _opened(self) -> Iterator[PartFile]:
         for path in self.parts:

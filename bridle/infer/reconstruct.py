@@ -1,13 +1,14 @@
-"""`bridle detokenize`: files of codes as pictures, sounds, clips or arrays again, one file at a time, window by window.
+"""`bridle detokenize`: files of codes as pictures, sounds, clips or arrays again, window by window in constant memory.
 
 Codes of a long file are decoded in windows that overlap by half along the first axis and are cross-faded, so that no
-seam is heard or seen where one window ends. Shapes: codes (rows, M) with positions (rows, rank); a decoded piece is
-(C, n, *rest) in the input's own units, n along the first axis.
+seam is heard or seen where one window ends. Shapes: codes (rows, M) with positions (rows, rank), ordered along the
+first axis; a decoded piece is (C, n, *rest) in the input's own units, n along the first axis.
 """
 
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,14 +29,16 @@ from bridle.infer.read import CodesFile
 BATCH = 16  # windows decoded together
 
 Array = NDArray[Any]
+Columns = Mapping[str, Array]  # by name, some rows of one file
 Decode = Callable[[Tensor, Tensor], Tensor]  # codes (B, T, m), valid (B, T) -> (B, C, *input)
 
 
-class Grid(NamedTuple):
-    """The codes of one file on its grid, in the type they are stored in."""
+class Window(NamedTuple):
+    """The codes of one window of a file on the model's grid; tokens that are missing, being padding, are not valid."""
 
-    codes: Array  # (length, rest, m): patches along the first axis, all other axes flattened
-    valid: Array  # (length, rest)
+    start: int  # its first patch along the first axis
+    codes: Tensor  # (T, m)
+    valid: Tensor  # (T,)
 
 
 def detokenize(
@@ -53,24 +56,34 @@ def detokenize(
     """
     opened = model if isinstance(model, Model) else load(model)
     stored, folder, geometry = CodesFile(codes), Path(out), opened.geometry
-    require_decodable(stored, opened, stages)
+    lengths = require_decodable(stored, opened, stages)
     ending, write = media_writer(opened.config, clips=clips)
-    names = output_names(stored.files, ending)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for (_, columns), name in zip(stored.rows(), names, strict=True):
-        path = folder / name
+    paths = [folder / name for name in output_names(stored.files, ending)]
+    for number, some in itertools.groupby(numbered_blocks(stored, geometry), key=lambda block: block[0]):
+        path, rest = paths[number], (columns for _, columns in some)
+        first = next(rest)
         path.parent.mkdir(parents=True, exist_ok=True)
-        grid = on_grid(columns["codes"], columns["positions"], geometry)
-        pieces = decoded_pieces(grid, geometry, lambda c, v: opened.decode_to_input(c, valid=v, stages=stages))
+        pieces = decoded_pieces(
+            itertools.chain([first], rest),
+            lengths[number],
+            geometry,
+            lambda c, v: opened.decode_to_input(c, valid=v, stages=stages),
+        )
         with replacing(path) as temporary:
-            write(pieces, temporary, Media(len(grid.codes) * geometry.patch[0], frame_rate(columns, geometry)))
-        written.append(path)
-    return written
+            write(pieces, temporary, Media(lengths[number] * geometry.patch[0], frame_rate(first, geometry)))
+    return paths
 
 
-def require_decodable(stored: CodesFile, model: Model, stages: int | None) -> None:
-    """An error of one line if some of the codes cannot be decoded with this model; reads all of them."""
+def numbered_blocks(stored: CodesFile, geometry: Geometry) -> Iterator[tuple[int, Columns]]:
+    """The codes of all files, two windows at a time: a block begins with two steps of the first axis at least."""
+    return stored.blocks(2 * geometry.tokens)
+
+
+def require_decodable(stored: CodesFile, model: Model, stages: int | None) -> list[int]:
+    """How many patches each file has along the first axis; reads all codes, window by window.
+
+    An error of one line if some of them cannot be decoded with this model.
+    """
     path, sizes, held = quoted(stored.path), tuple(model.config.quantizer.sizes), stored.header.codebook_sizes
     if stored.header.model != model.fingerprint:  # they would decode to nonsense
         raise UsageError(
@@ -84,9 +97,9 @@ def require_decodable(stored: CodesFile, model: Model, stages: int | None) -> No
         )
     if stages is not None and not 1 <= stages <= len(held):
         raise UsageError(f"--stages {stages}: {path} holds the codes of {len(held)} stages; give 1 to {len(held)}.")
-    limits = np.array(held, dtype=np.int64)
-    for name, columns in stored.rows():
-        codes, where = columns["codes"], f"{path}: {quoted(name)}"
+    limits, lengths, names = np.array(held, dtype=np.int64), [0] * len(stored.files), stored.files
+    for number, columns in numbered_blocks(stored, model.geometry):
+        codes, where = columns["codes"], f"{path}: {quoted(names[number])}"
         if codes.dtype.kind not in "ui" or codes.shape[1] != len(held):
             raise DataError(
                 f"{where}: expected whole numbers of {len(held)} stages, got {codes.dtype} {list(codes.shape)}; "
@@ -101,19 +114,28 @@ def require_decodable(stored: CodesFile, model: Model, stages: int | None) -> No
                 f"{where}: code {codes[token, stage]} of stage {stage + 1} at token {token} is not below its "
                 f"codebook's size, {held[stage]}; tokenize the file again."
             )
-        require_positions(columns["positions"], model.geometry, where)
+        lengths[number] = 1 + last_position(columns["positions"], lengths[number], model.geometry, where)
     _ = model.detokenizer  # an error names the command that trains one
+    return lengths
 
 
-def require_positions(positions: Array, geometry: Geometry, where: str) -> None:
-    """DataError if a token lies outside the model's grid."""
+def last_position(positions: Array, before: int, geometry: Geometry, where: str) -> int:
+    """The last position of a block along the first axis, `before` patches of which came with earlier blocks.
+
+    DataError if a token lies outside the model's grid, or tokens are not in order.
+    """
     rest = np.array(geometry.grid[1:], dtype=np.int64)
     shape_fits = positions.ndim == 2 and positions.shape[1] == geometry.rank and positions.dtype.kind in "ui"
     if not shape_fits or positions.min() < 0 or (positions[:, 1:] >= rest).any():
         raise DataError(f"{where}: positions go beyond the grid {list(geometry.grid)} of the model; tokenize it again.")
+    along = np.concatenate([[max(before - 1, 0)], positions[:, 0].astype(np.int64)])
+    steps = np.diff(along)
+    if (steps < 0).any() or (steps > geometry.grid[0]).any():
+        raise DataError(f"{where}: its tokens are not in order, or a window of them is missing; tokenize it again.")
+    return int(along[-1])
 
 
-def frame_rate(columns: Mapping[str, Array], geometry: Geometry) -> float:
+def frame_rate(columns: Columns, geometry: Geometry) -> float:
     """Frames a second by the times of the first two steps along the first axis."""
     first, times = columns["positions"][:, 0], columns.get("times")
     if times is None or not (first == 1).any() or not (first == 0).any():
@@ -137,46 +159,45 @@ def output_names(files: list[str], ending: str) -> list[Path]:
     return names
 
 
-def on_grid(codes: Array, positions: Array, geometry: Geometry) -> Grid:
-    """Rows of codes at their places; tokens that are missing, because they were padding, are marked."""
-    shape = int(positions[:, 0].max()) + 1, *geometry.grid[1:]
-    places = tuple(positions.astype(np.int64).T)
-    grid, valid = np.zeros((*shape, codes.shape[1]), dtype=codes.dtype), np.zeros(shape, dtype=np.bool_)
-    grid[places], valid[places] = codes, True
-    return Grid(grid.reshape(shape[0], -1, codes.shape[1]), valid.reshape(shape[0], -1))
-
-
-def decoded_pieces(grid: Grid, geometry: Geometry, decode: Decode) -> Iterator[Tensor]:
-    """(C, n, *rest) pieces along the first axis that together are the whole file."""
-    size, patch = geometry.grid[0], geometry.patch[0]
-    length = len(grid.codes)
-    hop = size if length <= size else max(1, size // 2)
-    starts = list(range(0, max(1, length - size + hop), hop))
+def decoded_pieces(blocks: Iterator[Columns], length: int, geometry: Geometry, decode: Decode) -> Iterator[Tensor]:
+    """(C, n, *rest) pieces along the first axis that together are the whole file of `length` patches."""
+    size, patch, hop = geometry.grid[0], geometry.patch[0], hop_of(length, geometry)
     fade = torch.linspace(0, 1, (size - hop) * patch + 2)[1:-1].reshape(1, -1, *[1] * (geometry.rank - 1))
     waiting: Tensor | None = None  # the end of the last window, which the next one overlaps
-    for begin in range(0, len(starts), BATCH):
-        some = starts[begin : begin + BATCH]
-        windows = decode(*windows_at(grid, some, size))  # (B, C, *input)
-        for start, window in zip(some, windows, strict=True):
+    windows = windows_of(blocks, length, geometry)
+    while some := list(itertools.islice(windows, BATCH)):
+        decoded = decode(torch.stack([window.codes for window in some]), torch.stack([window.valid for window in some]))
+        for (start, _, _), window in zip(some, decoded, strict=True):  # (C, *input)
             shown = window[:, : min(size, length - start) * patch]
             if waiting is not None:
                 both = min(waiting.shape[1], shown.shape[1])
                 blend = fade[:, :both]
                 head = (1 - blend) * waiting[:, :both] + blend * shown[:, :both]
                 shown = torch.cat([head, shown[:, both:]], dim=1)
-            ends = start == starts[-1]
-            keep = shown.shape[1] if ends else hop * patch
+            keep = shown.shape[1] if start + size >= length else hop * patch
             yield shown[:, :keep]
             waiting = shown[:, keep:]
 
 
-def windows_at(grid: Grid, starts: list[int], size: int) -> tuple[Tensor, Tensor]:
-    """Codes (B, T, m) and marks (B, T) of the windows that begin at `starts`, padded at the end of the file."""
-    length, width, stages = grid.codes.shape
-    codes = torch.zeros(len(starts), size, width, stages, dtype=torch.int64)
-    valid = torch.zeros(len(starts), size, width, dtype=torch.bool)
-    for row, start in enumerate(starts):
-        n = min(size, length - start)
-        codes[row, :n] = torch.from_numpy(grid.codes[start : start + n].astype(np.int64))
-        valid[row, :n] = torch.from_numpy(grid.valid[start : start + n])
-    return codes.flatten(1, 2), valid.flatten(1)
+def hop_of(length: int, geometry: Geometry) -> int:
+    """Patches from one window to the next: half a window, or a whole one where there is but one."""
+    size = geometry.grid[0]
+    return size if length <= size else max(1, size // 2)
+
+
+def windows_of(blocks: Iterator[Columns], length: int, geometry: Geometry) -> Iterator[Window]:
+    """The windows of a file of `length` patches whose rows come in order; a window of rows is held at a time."""
+    (size, *rest), hop = geometry.grid, hop_of(length, geometry)
+    first = next(blocks)
+    codes, places = first["codes"], first["positions"].astype(np.int64)
+    for start in range(0, max(1, length - size + hop), hop):
+        while places[-1, 0] < start + size and (block := next(blocks, None)) is not None:
+            codes = np.concatenate([codes, block["codes"]])
+            places = np.concatenate([places, block["positions"].astype(np.int64)])
+        begin, end = np.searchsorted(places[:, 0], [start, start + size])
+        own = (places[begin:end, 0] - start, *places[begin:end, 1:].T)
+        grid = torch.zeros(size, *rest, codes.shape[1], dtype=torch.int64)
+        valid = torch.zeros(size, *rest, dtype=torch.bool)
+        grid[own], valid[own] = torch.from_numpy(codes[begin:end].astype(np.int64)), True
+        yield Window(start, grid.flatten(0, -2), valid.flatten())
+        codes, places = codes[begin:], places[begin:]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
+import tracemalloc
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +28,7 @@ from bridle.errors import BridleError, Interrupted, UsageError
 from bridle.evaluate.reconstruction.media import Media, write_array, write_gif, write_sound, write_video
 from bridle.geometry import Geometry
 from bridle.infer import detokenizer as command
+from bridle.infer import reconstruct
 from bridle.infer.model import load
 from bridle.infer.reconstruct import frame_rate
 from bridle.infer.write import Options, tokenize_inputs
@@ -81,6 +82,16 @@ BAD = {
         {"header": header_with(codebook_sizes=[16, 16, 8, 16])},
         "stages can be left out at the end only",
     ),
+    "a stage missing in the middle, and a header without it": (
+        {
+            "codes": lambda codes: np.ascontiguousarray(codes[:, [0, 2, 3]]),
+            "header": header_with(codebook_sizes=[16, 16, 16]),
+        },
+        "a stage or some codes are missing or were changed",
+    ),
+    "codes that were changed": ({"codes": lambda codes: (codes + 1) % 16}, "or were changed"),
+    "in another order": ({"positions": lambda positions: positions[::-1].copy()}, "tokens are not in order"),
+    "a window missing": ({"positions": lambda positions: positions + np.array([9, 0])}, "a window of them is missing"),
     "fewer columns than stages": (
         {"codes": lambda codes: np.ascontiguousarray(codes[:, [0, 2, 3]])},
         "whole numbers of 4 stages",
@@ -135,6 +146,45 @@ def test_detokenize_writes_what_decode_to_input_gives(run: Path, tmp_path: Path)
     np.testing.assert_array_equal(pixels, (expected * 255).round().numpy().astype(np.uint8))
 
 
+def test_a_long_file_read_window_by_window_is_the_file_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", load_config("sounds-tiny", list(SMALL)))
+    command.detokenizer_run(run, [*SHORT[:-1], "max_steps=1"])
+    (tmp_path / "in").mkdir()
+    for name, seconds in (("long", 6.3), ("short", 0.2)):
+        wave = 0.1 * torch.randn(int(16_000 * seconds), generator=generator(name))
+        soundfile.write(tmp_path / f"in/{name}.wav", wave.numpy(), 16_000)
+    model, decoded = load(run), list[bytes]()
+    for suffix in (".npz", ".safetensors", ".parquet", ""):
+        codes = tmp_path / f"codes{suffix}"
+        tokenize_inputs(model, [str(tmp_path / "in")], codes)
+        blocks = [columns for _, columns in reconstruct.numbered_blocks(package.read_codes(codes), model.geometry)]
+        assert len(blocks) == 5 and max(len(block["codes"]) for block in blocks) == 2 * model.geometry.tokens
+        pieces = package.detokenize(model, codes, tmp_path / "pieces")
+        assert [path.name for path in pieces] == ["long.wav", "short.wav"]
+        decoded += [path.read_bytes() for path in pieces]
+    monkeypatch.setattr(reconstruct, "numbered_blocks", lambda stored, geometry: stored.blocks(None))
+    whole = package.detokenize(model, tmp_path / "codes.npz", tmp_path / "whole")
+    assert decoded == 4 * [path.read_bytes() for path in whole]
+
+
+def test_a_file_is_held_window_by_window() -> None:
+    geometry, blocks, stages = Geometry(1, (8, 4), (2, 2)), 200, 4096  # blocks of a window, 32 kB each
+
+    def columns() -> Iterator[dict[str, Any]]:
+        for number in range(blocks):
+            positions = np.indices((4, 2)).reshape(2, -1).T + np.array([4 * number, 0])
+            yield {"codes": np.zeros((8, stages), np.uint8), "positions": positions}
+
+    tracemalloc.start()
+    starts = [window.start for window in reconstruct.windows_of(columns(), 4 * blocks, geometry)]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert starts == list(range(0, 4 * blocks - 3, 2))
+    assert peak < 0.2 * blocks * 8 * stages
+
+
 def tensors(run: Path) -> dict[str, torch.Tensor]:
     (end,) = RunFolder(run).detokenizer(1).encoder_checkpoints(ends=True)
     return load_file(end / "model.safetensors")
@@ -184,7 +234,6 @@ def counted(pieces: int, shape: tuple[int, ...], alive: list[int]) -> Iterator[t
     for number in range(pieces):
         piece = torch.full(shape, 0.1 + 0.8 * number / pieces)
         held.add(piece)
-        gc.collect()
         alive.append(len(held))
         yield piece
         del piece
@@ -197,6 +246,7 @@ FRONT = LogMel(mels=8)
     ("write", "shape", "patch"),
     [
         (write_video, (1, 2, 15, 18), 2),
+        (write_gif, (1, 2, 15, 18), 2),
         (write_array, (2, 3, 4), 3),
         (lambda pieces, path, media: write_sound(pieces, path, media, front=FRONT), (1, 400, 8), 400),
     ],
@@ -215,8 +265,11 @@ def test_clips_are_mp4_or_gif_with_all_frames(tmp_path: Path) -> None:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         assert float(container.streams.video[0].average_rate or 0) == 7.5  # every second frame of 15
     assert len(frames) == 10 and frames[0].shape == (16, 18, 3)
-    write_gif(iter(clip.split(4, dim=1)), tmp_path / "a.gif", Media(10))
-    assert Image.open(tmp_path / "a.gif").n_frames == 10
+    write_gif(iter(clip[:1].split(4, dim=1)), tmp_path / "a.gif", Media(10, frame_rate=5))
+    with Image.open(tmp_path / "a.gif") as picture:
+        assert (picture.n_frames, picture.info["loop"], picture.info["duration"]) == (10, 0, 200)
+        picture.seek(7)
+        np.testing.assert_array_equal(picture.convert("L"), (clip[0, 7] * 255).round().numpy())
 
 
 def test_arrays_are_joined_along_the_first_axis(tmp_path: Path) -> None:

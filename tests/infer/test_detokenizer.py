@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from bridle.geometry import Geometry
 from bridle.infer import reconstruct
 from bridle.infer.detokenizer import detokenizer_run
 from bridle.infer.model import load
-from bridle.infer.reconstruct import Grid, decoded_pieces, output_names
+from bridle.infer.reconstruct import decoded_pieces, output_names
 from bridle.models.detokenizer import halve, prefix_vectors, reconstruction_loss
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.reconstruction import Reconstruction
@@ -154,11 +154,18 @@ def window_values(codes: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     return grid.repeat_interleave(2, 1).repeat_interleave(2, 2)[:, None]
 
 
+def blocks_of(codes: torch.Tensor, rows: int) -> Iterator[dict[str, np.ndarray]]:
+    """Codes (length, 2, 1) of the grid as stored columns, `rows` rows at a time."""
+    places = np.indices(codes.shape[:2]).reshape(2, -1).T
+    stored = codes.flatten(0, 1).numpy()
+    for row in range(0, len(stored), rows):
+        yield {"codes": stored[row : row + rows], "positions": places[row : row + rows]}
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 9, 40])
 def test_pieces_of_any_length_join_to_the_whole_without_seams(length: int) -> None:
     codes = torch.arange(length * 2).reshape(length, 2, 1)
-    grid = Grid(codes.numpy(), np.ones((length, 2), dtype=np.bool_))
-    pieces = list(decoded_pieces(grid, GEOMETRY, window_values))
+    pieces = list(decoded_pieces(blocks_of(codes, 16), length, GEOMETRY, window_values))
     whole = torch.cat(pieces, dim=1)
     assert whole.shape == (1, 2 * length, 4)
     expected = codes[..., 0].float().repeat_interleave(2, 0).repeat_interleave(2, 1)[None]
@@ -170,13 +177,14 @@ def drifting_values(codes: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     return window_values(codes, valid) + torch.arange(8.0)[:, None]
 
 
-@pytest.mark.parametrize("batch", [1, 2, 16])
-def test_overlapping_windows_are_cross_faded_whatever_the_batch(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("batch", "rows"), [(1, 3), (2, 16), (16, 100)])
+def test_overlapping_windows_are_cross_faded_whatever_the_batch_and_the_blocks_read(
+    batch: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reconstruct, "BATCH", batch)
     length, size = 9, 4  # patches of 2 rows: windows of 8 rows begin at rows 0, 4, 8, 12; the last one ends at 18
     codes = torch.arange(length * 2).reshape(length, 2, 1)
-    grid = Grid(codes.numpy(), np.ones((length, 2), dtype=np.bool_))
-    found = torch.cat(list(decoded_pieces(grid, GEOMETRY, drifting_values)), dim=1)[0]
+    found = torch.cat(list(decoded_pieces(blocks_of(codes, rows), length, GEOMETRY, drifting_values)), dim=1)[0]
     plain = codes[..., 0].double().repeat_interleave(2, 0).repeat_interleave(2, 1)
     extra = []
     for row in range(2 * length):

@@ -1,7 +1,7 @@
 """Decoded pieces as media files: PNG, WAV, MP4 or GIF, and .npy, written as the pieces come.
 
 Shapes: a piece is (C, n, *rest) in the input's own units, n along the first axis; together they are the whole file.
-Pictures and GIFs are held whole, because their formats need that; everything else takes memory for a few pieces only.
+A picture is held whole (models of pictures have one window); everything else takes memory for a few pieces only.
 """
 
 from __future__ import annotations
@@ -63,13 +63,18 @@ def write_picture(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
 
 
 def write_gif(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
-    """(C, frames, H, W) in 0 … 1 as an animated GIF."""
+    """(C, frames, H, W) in 0 … 1 as an animated GIF that repeats; every frame has its own colours."""
     with needs("image"):
-        from PIL import Image
+        from PIL import GifImagePlugin, Image
 
-    frames = [Image.fromarray(as_bytes(frame)) for frame in frames_of(pieces)]
-    duration = round(1000 / media.frame_rate)
-    frames[0].save(path, format="GIF", save_all=True, append_images=frames[1:], duration=duration, loop=0)
+    duration = round(1000 / media.frame_rate)  # Pillow's own writer would hold all frames, and join equal ones
+    with path.open("wb") as file:
+        for number, frame in enumerate(frames_of(pieces)):
+            picture = Image.fromarray(as_bytes(frame)).convert("P", palette=Image.Palette.ADAPTIVE)
+            if number == 0:
+                file.writelines(GifImagePlugin.getheader(picture.copy(), info={"loop": 0})[0])
+            file.writelines(GifImagePlugin.getdata(picture, duration=duration, include_color_table=True))
+        file.write(b";")
 
 
 def write_video(pieces: Iterator[Tensor], path: Path, media: Media) -> None:
