@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from forked import bridle
 from safetensors.numpy import load_file
@@ -20,12 +21,14 @@ from bridle import api
 from bridle.config import Config, load_config
 from bridle.data.arrays.memory import TensorSource
 from bridle.data.build import open_data
+from bridle.data.loading.mixing import Mixed
 from bridle.data.sources import Sample, Splits, class_shares
 from bridle.errors import ConfigError, DataError, Interrupted, UsageError
 from bridle.evaluate import finetune as command
 from bridle.evaluate.finetune import find_units, finetune_run, protocol
 from bridle.evaluate.finetune_units import Task, Unit, few_label_scores, few_label_units
 from bridle.evaluate.scorers.fewshot import class_orders
+from bridle.machine import StopRequest
 from bridle.report.tables import finetune_table
 from bridle.runs.results import read_results
 from bridle.seeding import generator
@@ -68,6 +71,38 @@ def test_sixty_steps_on_digits_beat_chance_by_far(tmp_path: Path) -> None:
     assert (found["classes"], found["train_items"], found["test_items"]) == (10, 1437, 360)
     assert found["setting"]["steps"] == 60
     assert found["seconds"] > 0
+
+
+class Reached(Exception):
+    """The samples that training would see."""
+
+
+def test_samples_are_augmented_as_fine_tuning_says_and_not_as_pretraining_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("train", "test"):
+        for label in ("a", "b"):
+            (tmp_path / name / label).mkdir(parents=True)
+            wave = 0.1 * np.random.default_rng(0).standard_normal(400 + 95 * 160)  # 96 frames
+            soundfile.write(tmp_path / name / label / "0.wav", wave, 16_000)
+    changes = ["geometry.input=[96,64]", "data.mean=[0.0]", "data.std=[1.0]", "data.trim=false", "finetune.batch=2"]
+    pretraining, tuning = ["augment.gain_beta=10", "augment.band_mask=64"], ["finetune.augment.time_mask=64"]
+    config = load_config("audio", [f"data.root={tmp_path}", *changes, *pretraining, *tuning])
+
+    def reach(run: Any, **_: Any) -> None:
+        raise Reached(run.source)
+
+    monkeypatch.setattr(command, "finetune", reach)
+    job = command.Job(tmp_path / "job", config, command.Start(1, None), StopRequest(), (), None, trained=config)
+    (tmp_path / "job").mkdir()
+    with pytest.raises(Reached) as reached:
+        job.entry()
+    assert isinstance(reached.value.args[0], Mixed)  # finetune.augment.mixup of the recipe
+    source = reached.value.args[0].source
+    plain = source.load(0, None).x[0]
+    seen = [(source.load(0, generator(seed)).x[0] != plain) for seed in range(10)]
+    assert any(hidden.any() for hidden in seen)
+    assert all(torch.equal(hidden.all(1), hidden.any(1)) for hidden in seen)  # frames alone; no bands, no gain
 
 
 def test_results_stand_beside_the_run_and_asking_again_computes_nothing(run: Path) -> None:

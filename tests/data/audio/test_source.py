@@ -273,6 +273,14 @@ def test_stripes_are_filled_with_the_mean_of_the_clip(tmp_path: Path) -> None:
     assert any((x[:10] != whole(paths)).any() for x in changed)
 
 
+def test_frames_and_bands_are_hidden_by_their_own_settings(tmp_path: Path) -> None:
+    paths = write(tmp_path, noise(SAMPLES))
+    for wide, across in (({"time_mask": 16}, 1), ({"band_mask": 8}, 0)):
+        hidden = [source(paths, **wide).load(0, seeded(seed)).x[0] != whole(paths) for seed in range(20)]
+        assert all(torch.equal(h.all(across), h.any(across)) for h in hidden)  # whole frames, or whole bands
+        assert max(int(h.any(across).sum()) for h in hidden) > 5  # of 16 frames, of 8 bands
+
+
 def labelled(paths: PathList, labels: list[int] | list[tuple[int, ...]], **augment: object) -> Recordings:
     return Recordings(
         Listing(paths, labels),
