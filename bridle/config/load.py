@@ -45,6 +45,8 @@ LITERAL: Mapping[Path, Any] = {
     ("tokenizer", "position"): True,  # the text is silent; the released code adds positions before the projection
     ("tokenizer", "whiten"): None,  # §4.1: a random projection alone
     ("tokenizer", "components"): None,
+    ("tokenizer", "standardise"): "dataset",  # §4.1: of patches as they are
+    ("tokenizer", "item_axes"): None,
     ("tokenizer", "first"): "projection",
     ("tokenizer", "later"): "vit",  # Algorithm 1, line 5: a tokenizer of its own, trained
     ("quantizer", "restart"): False,  # Algorithm 1, line 6: started once

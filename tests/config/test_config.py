@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from bridle.config import differences, dump_config, load_config, read_config, recipe_names
+from bridle.config.load import LITERAL
 from bridle.config.strict_yaml import read_document, read_value
 from bridle.errors import ConfigError, UsageError
 from bridle.models.build import build_nets
@@ -183,6 +185,17 @@ def test_paper_literal_undoes_every_addition_of_ours() -> None:
     assert (found.encoder.whiten, found.tokenizer.whiten, found.quantizer.restart) == (None, None, False)
     kept = load_config("digits-tiny", [*ours, "paper=literal"])  # single keys win
     assert (kept.encoder.whiten, kept.tokenizer.components) == (0.1, 4)
+    for recipe in recipe_names():  # items at their own level, or patches: ours
+        tokenizer = load_config(recipe, ["paper=literal"]).tokenizer
+        assert (tokenizer.standardise, tokenizer.item_axes) == ("dataset", None)
+
+
+def test_every_switch_of_paper_literal_is_listed_with_its_effect() -> None:
+    page = (Path(__file__).parents[2] / "docs/deviations.md").read_text(encoding="utf-8")
+    rows = [line.split("|") for line in page.partition("| switch |")[2].partition("\n\n")[0].splitlines()[2:]]
+    effects = {name: row[4].strip() for row in rows for name in re.findall(r"`([\w.]+)", row[1])}
+    assert set(effects) == {*map(".".join, LITERAL), "quantizer.start"}
+    assert all(effects.values())
 
 
 def test_paper_literal_gives_way_to_single_keys_and_not_to_presets() -> None:

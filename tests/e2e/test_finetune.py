@@ -73,10 +73,6 @@ def test_sixty_steps_on_digits_beat_chance_by_far(tmp_path: Path) -> None:
     assert found["seconds"] > 0
 
 
-class Reached(Exception):
-    """The samples that training would see."""
-
-
 def test_samples_are_augmented_as_fine_tuning_says_and_not_as_pretraining_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,16 +85,20 @@ def test_samples_are_augmented_as_fine_tuning_says_and_not_as_pretraining_did(
     pretraining, tuning = ["augment.gain_beta=10", "augment.band_mask=64"], ["finetune.augment.time_mask=64"]
     config = load_config("audio", [f"data.root={tmp_path}", *changes, *pretraining, *tuning])
 
+    reached: list[Any] = []
+
     def reach(run: Any, **_: Any) -> None:
-        raise Reached(run.source)
+        reached.append(run.source)
+        raise Interrupted("before the first step.", exit_code=130)
 
     monkeypatch.setattr(command, "finetune", reach)
     job = command.Job(tmp_path / "job", config, command.Start(1, None), StopRequest(), (), None, trained=config)
     (tmp_path / "job").mkdir()
-    with pytest.raises(Reached) as reached:
+    with pytest.raises(Interrupted):
         job.entry()
-    assert isinstance(reached.value.args[0], Mixed)  # finetune.augment.mixup of the recipe
-    source = reached.value.args[0].source
+    (mixing,) = reached
+    assert isinstance(mixing, Mixed)  # finetune.augment.mixup of the recipe
+    source = mixing.source
     plain = source.load(0, None).x[0]
     seen = [(source.load(0, generator(seed)).x[0] != plain) for seed in range(10)]
     assert any(hidden.any() for hidden in seen)

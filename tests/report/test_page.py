@@ -258,11 +258,14 @@ def test_what_the_codebooks_command_found_replaces_what_the_run_measured(tmp_pat
         "usage_rate": 0.3125,
         "label_information": 0.77,
         "agreement": {"noise 1 %": 0.981},
+        "latent_dimension": 21.3,
+        "code_dimension": 3.5,
+        "code_first": 0.527,
     }
     verdict = {"stage": 1, "level": "warn", "text": "examined closely."}
     examined = {"evaluations": [{"iteration": 1, "codebooks": [stage], "verdicts": [verdict]}]}
     shown = Tags(page(tmp_path, run(examined=stored(examined))))
-    for text in ("0.31", "0.77", "98.1", "examined closely."):
+    for text in ("0.31", "0.77", "98.1", "21.3", "3.5", "52.7", "examined closely."):
         assert text in shown.text, text
     assert "Label" not in Tags(page(tmp_path, run())).text.split("Codebooks after")[1]
 

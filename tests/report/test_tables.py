@@ -148,6 +148,10 @@ CODEBOOK = {
     "agreement": {"noise 1 %": 0.975},
     "norms": [0.9, 1.0],
     "norms_start": [0.5, 0.6],
+    "directions": 64,
+    "latent_dimension": 21.3,
+    "code_dimension": 3.5,
+    "code_first": 0.52,
 }
 
 
@@ -168,6 +172,9 @@ def test_the_table_has_a_column_per_stage_and_fits_80_columns() -> None:
     assert lines["never used"] == ["128"] * 4
     assert lines["top code, % of tokens"] == ["41.0"] * 4
     assert lines["codes kept, noise 1 %, %"] == ["97.5"] * 4
+    assert lines["directions of its inputs"] == ["21.3"] * 4
+    assert lines["directions of its codes"] == ["3.5/64"] * 4
+    assert lines["first direction, % of variance"] == ["52"] * 4
     assert "too few" in text, "position information that cannot be trusted"
     assert "label tells" not in text, "nothing is said of labels where there are none"
 

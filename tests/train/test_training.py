@@ -29,7 +29,7 @@ from bridle.train.algorithm1 import Turn, build_phase, interleave, renew, schedu
 from bridle.train.engine import fit
 from bridle.train.optim import build_optimizer, decays, learning_rate
 from bridle.train.run import Run, open_machine
-from bridle.train.step_metrics import Clock
+from bridle.train.step_metrics import Clock, describe
 
 Small = Callable[..., Config]
 StateOf = Callable[[Any], dict[str, torch.Tensor]]
@@ -311,6 +311,8 @@ def test_a_row_of_metrics_has_what_people_look_for(small: Small, tmp_path: Path)
     )
     assert row["flop_utilisation"] is None  # too few steps to count their operations
     assert all(0 <= row[f"waiting_{cause}"] <= 1 for cause in ("data", "checkpoint", "ranks"))
+    line = describe({**row, "code_dimension": [3.6, 20.4]}, iterations=2, eta_seconds=5)
+    assert " · directions 4/20 · " in line
 
 
 def test_the_clock_shares_out_the_time_since_the_last_look(

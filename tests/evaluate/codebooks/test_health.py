@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -182,6 +183,28 @@ def test_a_tokenizer_is_judged_stage_by_stage_and_left_as_it_was() -> None:
     assert [stage.energy for stage in stages] == pytest.approx(energy[1:].tolist(), rel=1e-5)
     assert tokenizer.training
     assert all(torch.equal(before[name], value) for name, value in tokenizer.state_dict().items())
+
+
+def spread_by_numpy(vectors: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Participation ratio and first share of the eigenvalues of the weighted covariance."""
+    values = np.linalg.eigvalsh(np.cov(vectors.double().numpy().T, aweights=weights.numpy(), ddof=0))
+    return float(values.sum() ** 2 / np.square(values).sum()), float(values[-1] / values.sum())
+
+
+def test_latents_and_codes_are_told_how_many_directions_they_fill() -> None:
+    x = torch.randn(32, 1, 8, 8, generator=seeded())
+    tokenizer = cold_start(x)  # 2 x 16 codes of width 8
+    stages = codebook_health(tokenizer, [FakeBatch(x[:20]), FakeBatch(x[20:])])
+    latents = tokenizer.encode(x).detach().flatten(0, 1)
+    codes, books = tokenizer.tokenize(x).flatten(0, 1), tokenizer.quantizer.code_vectors()
+    inputs = latents / latents.norm(dim=1, keepdim=True)
+    for m, stage in enumerate(stages):
+        of_inputs = spread_by_numpy(inputs, torch.ones(len(inputs)))
+        of_codes = spread_by_numpy(books[m], torch.bincount(codes[:, m], minlength=16))
+        assert (stage.latent_dimension, stage.latent_first) == pytest.approx(of_inputs, rel=1e-3)
+        assert (stage.code_dimension, stage.code_first) == pytest.approx(of_codes, rel=1e-3)
+        assert stage.directions == 4  # of patches of 2 x 2
+        inputs = inputs - books[m][codes[:, m]]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
