@@ -30,7 +30,7 @@ from bridle.data.build import open_data
 from bridle.evaluate.evaluator import Evaluator, probe_header
 from bridle.evaluate.significance import Change, compare, compare_hits
 from bridle.evaluate.verdict import judge_results
-from bridle.export.load import read_trained
+from bridle.export.trained import read_trained
 from bridle.machine import cpu_seconds
 from bridle.models.tokenizer import Tokenizer
 from bridle.runs.folder import RunFolder

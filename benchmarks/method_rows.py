@@ -35,7 +35,7 @@ from bridle.evaluate.classical import evenly_spaced, fit_classical
 from bridle.evaluate.evaluator import Evaluator, probe_header
 from bridle.evaluate.features import Features, raw_features
 from bridle.evaluate.scorers.fewshot import class_orders
-from bridle.export.load import read_trained
+from bridle.export.trained import read_trained
 from bridle.machine import cpu_seconds
 from bridle.models.build import build_encoder
 from bridle.models.encoder import Encoder

@@ -44,7 +44,7 @@ from bridle.data.sources import Audible, Sample, Source
 from bridle.evaluate.codebooks.command import reconstruct_run
 from bridle.evaluate.reconstruction import anchors
 from bridle.evaluate.reconstruction.measure import is_spectrogram
-from bridle.infer.detokenizer import detokenizer_run
+from bridle.infer.detokenizer_command import detokenizer_run
 from bridle.machine import cpu_seconds
 from bridle.runs.reconstruction import RateDistortion
 from bridle.runs.results import read_record

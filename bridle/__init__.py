@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from bridle.data.modality import register_modality as register_modality
     from bridle.evaluate.scorers import register_scorer as register_scorer
     from bridle.export.auto_model import BridleModel as BridleModel
+    from bridle.infer.detokenize_files import detokenize as detokenize
     from bridle.infer.file_rows import FileCodes as FileCodes
     from bridle.infer.file_rows import FileFeatures as FileFeatures
     from bridle.infer.model import Model as Model
     from bridle.infer.model import load as load
     from bridle.infer.read import read_codes as read_codes
     from bridle.infer.read import read_features as read_features
-    from bridle.infer.reconstruct import detokenize as detokenize
     from bridle.infer.sequences import read_sequences as read_sequences
     from bridle.models.tokenizer import Tokenizer as Tokenizer
     from bridle.models.tokenizer import register_tokenizer as register_tokenizer
@@ -43,7 +43,7 @@ _HOME = {
     "Model": "bridle.infer.model",
     "FileCodes": "bridle.infer.file_rows",
     "FileFeatures": "bridle.infer.file_rows",
-    "detokenize": "bridle.infer.reconstruct",
+    "detokenize": "bridle.infer.detokenize_files",
     "read_codes": "bridle.infer.read",
     "read_features": "bridle.infer.read",
     "read_sequences": "bridle.infer.sequences",

@@ -41,7 +41,7 @@ from bridle.evaluate.probe_command import knn_run, probe_run
 from bridle.infer.model import Model, load
 from bridle.machine import StopRequest
 from bridle.models.build import build_encoder, build_nets
-from bridle.models.vit_import import load_vit
+from bridle.models.vit_weights import load_vit
 from bridle.propose import choose_config
 from bridle.report.page import write_report
 from bridle.report.runs import read_run

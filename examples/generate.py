@@ -31,7 +31,7 @@ from bridle.config import load_config
 from bridle.data.audio.inversion import invert_logmel
 from bridle.data.audio.modality import front_end
 from bridle.data.build import open_data
-from bridle.infer.detokenizer import detokenizer_run
+from bridle.infer.detokenizer_command import detokenizer_run
 from bridle.infer.sequences import BOS, EMPTY, Vocabulary, framed, make_vocabulary
 from bridle.machine import cpu_seconds
 

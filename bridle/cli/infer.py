@@ -148,7 +148,7 @@ def detokenizer(
 
     Example:  bridle detokenizer runs/c10 detokenizer.steps=1000
     """
-    from bridle.infer.detokenizer import detokenizer_run, reconstruction_table
+    from bridle.infer.detokenizer_command import detokenizer_run, reconstruction_table
     from bridle.runs.reconstruction import Reconstruction
     from bridle.runs.results import read_record
 
@@ -178,8 +178,8 @@ def detokenize(
 
     Example:  bridle detokenize runs/c10 codes.npz --out decoded --stages 2
     """
+    from bridle.infer.detokenize_files import detokenize as detokenize_files
     from bridle.infer.model import load
-    from bridle.infer.reconstruct import detokenize as detokenize_files
 
     model = load(run, iteration=iteration, device=device)
     written = detokenize_files(model, codes, out, stages=stages, clips=clips)

@@ -22,8 +22,8 @@ from bridle.data.sources import Source, Splits, Views
 from bridle.data.subset import subset_of
 from bridle.errors import DataError
 from bridle.evaluate.classical import evenly_spaced, fit_classical
+from bridle.evaluate.codebooks.diagnosis import verdicts
 from bridle.evaluate.codebooks.health import codebook_health, with_start_norms
-from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.evaluate.collector import Collect, Collector, readable_rows
 from bridle.evaluate.feature_cache import FeatureCache, make_key, weights_digest
 from bridle.evaluate.features import (

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bridle.data.modality import modality_of
 from bridle.errors import needs
-from bridle.export.load import Trained
+from bridle.export.trained import Trained
 from bridle.report.runs import decimal, percent, thousands
 from bridle.runs.results import BASELINES, Evaluation, Results
 from bridle.runs.results_file import readable_part

@@ -30,7 +30,7 @@ from bridle.config import Config, dump_config
 from bridle.errors import CheckpointError, NonFiniteError, UsageError, quoted
 from bridle.export.auto_files import auto_settings, write_auto_files
 from bridle.export.card import model_card
-from bridle.export.load import FORMAT, Trained
+from bridle.export.trained import FORMAT, Trained
 from bridle.files import fingerprint, replacing_folder, write_json
 from bridle.models.build import named_state
 from bridle.runs.checkpoint import EXPORTED, MANIFEST

@@ -28,7 +28,7 @@ from bridle.data.modality import FrontEnd, PictureFrontEnd, modality_of
 from bridle.errors import BridleError, UsageError, first_line, quoted
 from bridle.export.auto_files import AUTO_FILES
 from bridle.export.folder import CARD, LOADED, GraphNote, WriteGraphs, as_stored, require_free, write_folder
-from bridle.export.load import Trained
+from bridle.export.trained import Trained
 from bridle.export.web import PAGE, RUNTIME, find_runtime, page_input, write_page
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer

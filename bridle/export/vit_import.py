@@ -17,10 +17,10 @@ from bridle.config import Config, load_config
 from bridle.data.modality import file_modalities
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import require_free, write_folder
-from bridle.export.load import Facts, Trained
+from bridle.export.trained import Facts, Trained
 from bridle.models.build import build_encoder
-from bridle.models.vit_import import USUAL_HEAD, VitShape, load_vit, vit_shape
 from bridle.models.vit_names import first_names
+from bridle.models.vit_weights import USUAL_HEAD, VitShape, load_vit, vit_shape
 
 
 class Imported(NamedTuple):

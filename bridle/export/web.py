@@ -18,7 +18,7 @@ import torch
 
 from bridle.data.modality import modality_of
 from bridle.errors import UsageError, quoted
-from bridle.export.load import Trained
+from bridle.export.trained import Trained
 from bridle.report.page import render_page
 from bridle.report.sample_pictures import code_colors
 

@@ -29,7 +29,7 @@ from bridle.data.loading.loader import stack_valid
 from bridle.data.sources import Reader, Sample, Window
 from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.prefetch import Ended, Event, Placed, events_of_items
 
 Array = NDArray[Any]

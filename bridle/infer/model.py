@@ -27,11 +27,11 @@ from bridle.data.sources import Reader
 from bridle.errors import UsageError, quoted
 from bridle.export.folder import write_folder
 from bridle.export.hub import find_model, push
-from bridle.export.load import Trained, facts_of_nets, read_trained, with_scores
+from bridle.export.trained import Trained, facts_of_nets, read_trained, with_scores
 from bridle.geometry import Geometry
 from bridle.infer import arrays
 from bridle.infer.arrays import ArrayLike, FileLike
-from bridle.infer.features import FeatureOptions, FeatureSpec, PoolOptions, choose_features, probe_features
+from bridle.infer.feature_spec import FeatureOptions, FeatureSpec, PoolOptions, choose_features, probe_features
 from bridle.infer.file_rows import Compute, FileCodes, FileFeatures, OnError, Rows, rows_of_files
 from bridle.machine import choose_device
 from bridle.models.build import Nets
@@ -238,7 +238,7 @@ class Model:
     @cached_property
     def detokenizer(self) -> Detokenizer:
         """The network from codes to inputs; UsageError names the command that trains one."""
-        from bridle.train.detokenizer import read_detokenizer
+        from bridle.train.detokenizer_phase import read_detokenizer
 
         if self.folder is None:
             raise UsageError("this model was built in memory; a detokenizer belongs to a run: use bridle.load(RUN).")

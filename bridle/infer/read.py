@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import sha256_of
-from bridle.infer.features import Pool
+from bridle.infer.feature_spec import Pool
 from bridle.infer.file_rows import FileCodes, FileFeatures
 from bridle.infer.formats import COLUMNS, writer_of
 

@@ -27,7 +27,7 @@ from bridle.data.loading.worker_pool import note_unprotected
 from bridle.data.modality import settings_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked_folder
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.file_rows import Collector, Compute, WindowValues, token_rows, values_of_items
 from bridle.infer.formats import writer_of
 from bridle.infer.model import BATCH, Model

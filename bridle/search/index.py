@@ -38,7 +38,7 @@ from bridle.data.shards.tar_member import TarMember
 from bridle.data.sources import Reader
 from bridle.errors import BridleError, DataError, UsageError, quoted
 from bridle.files import locked_folder, replacing, write_json
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.read import one_line_errors, read_codes, read_features
 from bridle.infer.write import Options, embed_inputs, tokenize_inputs

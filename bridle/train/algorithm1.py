@@ -24,7 +24,7 @@ from bridle.models.build import (
 )
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import Tokenizer
-from bridle.models.vit_import import load_vit
+from bridle.models.vit_weights import load_vit
 from bridle.runs.checkpoint import Loaded, load_latest, require_space_for_run, size_of, write_json
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.results import Evaluation

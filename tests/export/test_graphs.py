@@ -14,8 +14,8 @@ from bridle.data.audio.logmel import LogMelGraph
 from bridle.data.audio.modality import front_end
 from bridle.errors import UsageError
 from bridle.export import onnx
-from bridle.export.load import Trained, facts_of_nets
 from bridle.export.onnx import export_model, graphs_of
+from bridle.export.trained import Trained, facts_of_nets
 from bridle.infer.model import Model
 from bridle.models.build import build_cold_start, build_encoder, build_vit_tokenizer
 from bridle.models.tokenizer import Tokenizer

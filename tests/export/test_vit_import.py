@@ -23,7 +23,7 @@ from bridle.errors import ConfigError, UsageError
 from bridle.export.vit_import import import_vit
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
-from bridle.models.vit_import import grid_of, load_vit, vit_shape
+from bridle.models.vit_weights import grid_of, load_vit, vit_shape
 
 D, DEPTH, HEADS = 16, 2, 2
 Weights = dict[str, Tensor]

@@ -27,10 +27,10 @@ from bridle.data.audio.logmel import LogMel
 from bridle.errors import BridleError, Interrupted, UsageError
 from bridle.evaluate.reconstruction.media import Media, write_array, write_gif, write_sound, write_video
 from bridle.geometry import Geometry
-from bridle.infer import detokenizer as command
-from bridle.infer import reconstruct
+from bridle.infer import detokenize_files
+from bridle.infer import detokenizer_command as command
+from bridle.infer.detokenize_files import frame_rate
 from bridle.infer.model import load
-from bridle.infer.reconstruct import frame_rate
 from bridle.infer.write import Options, tokenize_inputs
 from bridle.runs.folder import RunFolder
 from bridle.seeding import generator
@@ -159,12 +159,12 @@ def test_a_long_file_read_window_by_window_is_the_file_read_whole(
     for suffix in (".npz", ".safetensors", ".parquet", ""):
         codes = tmp_path / f"codes{suffix}"
         tokenize_inputs(model, [str(tmp_path / "in")], codes)
-        blocks = [columns for _, columns in reconstruct.numbered_blocks(package.read_codes(codes), model.geometry)]
+        blocks = [columns for _, columns in detokenize_files.numbered_blocks(package.read_codes(codes), model.geometry)]
         assert len(blocks) == 5 and max(len(block["codes"]) for block in blocks) == 2 * model.geometry.tokens
         pieces = package.detokenize(model, codes, tmp_path / "pieces")
         assert [path.name for path in pieces] == ["long.wav", "short.wav"]
         decoded += [path.read_bytes() for path in pieces]
-    monkeypatch.setattr(reconstruct, "numbered_blocks", lambda stored, geometry: stored.blocks(None))
+    monkeypatch.setattr(detokenize_files, "numbered_blocks", lambda stored, geometry: stored.blocks(None))
     whole = package.detokenize(model, tmp_path / "codes.npz", tmp_path / "whole")
     assert decoded == 4 * [path.read_bytes() for path in whole]
 
@@ -178,7 +178,7 @@ def test_a_file_is_held_window_by_window() -> None:
             yield {"codes": np.zeros((8, stages), np.uint8), "positions": positions}
 
     tracemalloc.start()
-    starts = [window.start for window in reconstruct.windows_of(columns(), 4 * blocks, geometry)]
+    starts = [window.start for window in detokenize_files.windows_of(columns(), 4 * blocks, geometry)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert starts == list(range(0, 4 * blocks - 3, 2))

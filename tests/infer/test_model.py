@@ -15,7 +15,7 @@ import bridle
 from bridle.config import load_config
 from bridle.console import ProgressLine
 from bridle.errors import UsageError
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.write import embed_inputs
 from bridle.seeding import generator

@@ -18,7 +18,7 @@ from bridle import distributed, failpoints
 from bridle.console import ProgressLine
 from bridle.errors import DataError, UsageError
 from bridle.infer import parts_folder
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.write import Options, Written, embed_inputs, tokenize_inputs
 

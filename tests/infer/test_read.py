@@ -24,7 +24,7 @@ from bridle.data.sources import Window
 from bridle.errors import DataError, Interrupted, UsageError
 from bridle.files import locked_folder
 from bridle.infer import formats
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.read import StoredGeometry
 from bridle.infer.write import Options, embed_inputs, tokenize_inputs

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import bridle
 from bridle.cli import app
 from bridle.errors import BridleError, DataError, Interrupted, UsageError
-from bridle.infer.features import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec
 from bridle.infer.model import Model
 from bridle.infer.write import Options
 from bridle.search import index as indexing

@@ -32,7 +32,7 @@ from bridle.infer.read import read_codes
 from bridle.infer.sequences import read_sequences, write_sequences
 from bridle.infer.write import Options, tokenize_inputs
 from bridle.models.build import build_encoder, build_nets
-from bridle.models.vit_import import load_vit, vit_shape
+from bridle.models.vit_weights import load_vit, vit_shape
 from bridle.report.page import write_report
 from bridle.report.runs import read_run
 from bridle.runs.checkpoint import load, load_latest, publish

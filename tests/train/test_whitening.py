@@ -16,7 +16,7 @@ from bridle.config import Config, load_config
 from bridle.errors import ConfigError
 from bridle.evaluate.finetune import finetune_run
 from bridle.models.build import build_encoder
-from bridle.models.vit_import import load_vit
+from bridle.models.vit_weights import load_vit
 from bridle.nn.patch import patchify
 from bridle.nn.whiten import PatchMoments
 from bridle.runs.checkpoint import load as load_checkpoint

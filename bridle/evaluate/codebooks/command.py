@@ -15,9 +15,9 @@ from bridle.data.build import open_data
 from bridle.data.loading.loader import Batch, Loader
 from bridle.data.sources import Source, Splits
 from bridle.errors import CheckpointError, UsageError, quoted
+from bridle.evaluate.codebooks.diagnosis import verdicts
 from bridle.evaluate.codebooks.health import code_agreement, codebook_health, with_start_norms
 from bridle.evaluate.codebooks.shift import shift_verdicts
-from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.evaluate.reconstruction.rate import rate_run
 from bridle.evaluate.transfer import require_unchanged
 from bridle.machine import Machine

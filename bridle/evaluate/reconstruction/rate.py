@@ -34,7 +34,7 @@ from bridle.models.tokenizer import Tokenizer
 from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RATE, AnchorPoint, Distortion, RateDistortion, RatePoint
 from bridle.runs.results import write_record
-from bridle.train.detokenizer import read_detokenizer
+from bridle.train.detokenizer_phase import read_detokenizer
 
 ITEMS, SOUND_ITEMS = 128, 12  # measured without --items; finding the phases of a sound takes long
 NO_WAVEFORM = "These sounds exist as features only; Opus and MP3 need a waveform."

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from bridle.config import Config, load_config
 from bridle.errors import DataError
+from bridle.evaluate.codebooks.diagnosis import verdicts
 from bridle.evaluate.codebooks.health import (
     CodeBatch,
     code_agreement,
     codebook_health,
     health_of_codes,
 )
-from bridle.evaluate.codebooks.verdicts import verdicts
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.models.tokenizer import ColdStartTokenizer, Tokenizer, VitTokenizer

@@ -12,7 +12,7 @@ from run_folders import write_run
 from bridle.config import load_config
 from bridle.data.embedded.sets import digits
 from bridle.evaluate.reconstruction.measure import split_for_measuring
-from bridle.infer.detokenizer import detokenizer_run
+from bridle.infer.detokenizer_command import detokenizer_run
 from bridle.runs.reconstruction import Reconstruction
 from bridle.runs.results import read_record
 

@@ -15,7 +15,7 @@ from bridle.data.audio.logmel import LogMel
 from bridle.data.embedded.sets import sounds
 from bridle.errors import UsageError
 from bridle.evaluate.codebooks.command import reconstruct_run
-from bridle.infer.detokenizer import detokenizer_run
+from bridle.infer.detokenizer_command import detokenizer_run
 from bridle.report.page import write_report
 from bridle.report.reconstruction import rate_view, shown_range
 from bridle.report.runs import read_run

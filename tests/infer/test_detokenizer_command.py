@@ -21,10 +21,10 @@ from bridle.data.audio.logmel import LogMel
 from bridle.errors import ConfigError, UsageError
 from bridle.evaluate.reconstruction.media import blocks
 from bridle.geometry import Geometry
-from bridle.infer import reconstruct
-from bridle.infer.detokenizer import detokenizer_run
+from bridle.infer import detokenize_files
+from bridle.infer.detokenize_files import decoded_pieces, output_names
+from bridle.infer.detokenizer_command import detokenizer_run
 from bridle.infer.model import load
-from bridle.infer.reconstruct import decoded_pieces, output_names
 from bridle.models.detokenizer import halve, prefix_vectors, reconstruction_loss
 from bridle.quantize import ResidualQuantizer
 from bridle.runs.reconstruction import Reconstruction
@@ -181,7 +181,7 @@ def drifting_values(codes: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 def test_overlapping_windows_are_cross_faded_whatever_the_batch_and_the_blocks_read(
     batch: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reconstruct, "BATCH", batch)
+    monkeypatch.setattr(detokenize_files, "BATCH", batch)
     length, size = 9, 4  # patches of 2 rows: windows of 8 rows begin at rows 0, 4, 8, 12; the last one ends at 18
     codes = torch.arange(length * 2).reshape(length, 2, 1)
     found = torch.cat(list(decoded_pieces(blocks_of(codes, rows), length, GEOMETRY, drifting_values)), dim=1)[0]

@@ -17,7 +17,7 @@ from bridle.config import Config
 from bridle.errors import ConfigError
 from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
-from bridle.models.vit_import import load_vit
+from bridle.models.vit_weights import load_vit
 
 D, DEPTH, HEADS, P, GRID = 16, 2, 2, 4, 3  # pictures of 12 × 12 in patches of 4 × 4
 

@@ -21,7 +21,7 @@ from bridle.data.loading.loader import require_even_shares
 from bridle.errors import UsageError
 from bridle.evaluate.reconstruction.measure import is_spectrogram, measure_errors, split_for_measuring
 from bridle.evaluate.transfer import require_unchanged
-from bridle.export.load import Trained, read_trained
+from bridle.export.trained import Trained, read_trained
 from bridle.machine import StopRequest
 from bridle.models.build import build_detokenizer
 from bridle.runs.callbacks import running
@@ -29,7 +29,7 @@ from bridle.runs.folder import RunFolder
 from bridle.runs.reconstruction import RESULT, Reconstruction
 from bridle.runs.results import write_record
 from bridle.runs.trackers import open_trackers
-from bridle.train.detokenizer import DetokenizerNets, train_detokenizer
+from bridle.train.detokenizer_phase import DetokenizerNets, train_detokenizer
 from bridle.train.run import Run, locked_by_first, open_machine
 
 MAY_CHANGE = (
