@@ -31,10 +31,19 @@ def released_names() -> list[str]:
 
 
 def find_model(name: str | Path) -> Path:
-    """The folder of a run, an exported model, a released model or a model on the hub."""
+    """The folder of a run, an exported model, a released model or a model on the hub.
+
+    Of a model by name it is models/NAME if commands have put results there (a detokenizer, say).
+    """
+    if Path(name).exists():
+        return Path(name)
+    source, copy = find_source(name), copy_of(name)
+    return copy if is_same_model(copy, source) else source
+
+
+def find_source(name: str | Path) -> Path:
+    """The folder of a model by name in the package, or in the cache of the hub, which it is downloaded to."""
     path, text = Path(name), os.fspath(name)
-    if path.exists():
-        return path
     if text in released_names():
         with resources.as_file(resources.files("bridle") / "released" / text) as folder:
             return folder
@@ -53,7 +62,7 @@ def folder_to_work_in(name: str | Path) -> Path:
     """
     if Path(name).exists():
         return Path(name)
-    source, copy = find_model(name), Path("models") / os.fspath(name).replace("/", "--")
+    source, copy = find_source(name), copy_of(name)
     if not copy.exists():
         try:
             with replacing_folder(copy, unique=True, keep=True) as temporary:
@@ -67,13 +76,23 @@ def folder_to_work_in(name: str | Path) -> Path:
                 f"{quoted(copy)}, the copy of {quoted(name)} that results go to, could not be written "
                 f"({error.strerror or error}); free some space, or run the command in another folder."
             ) from error
-    manifest = copy / MANIFEST
-    if not manifest.is_file() or manifest.read_bytes() != (source / MANIFEST).read_bytes():
+    if not is_same_model(copy, source):
         raise UsageError(
             f"{quoted(copy)} holds something else than {quoted(name)}; give a folder, such as that of "
             f"`bridle export {quoted(name)} --out FOLDER`."
         )
     return copy
+
+
+def copy_of(name: str | Path) -> Path:
+    """Where results of a model by name go."""
+    return Path("models") / os.fspath(name).replace("/", "--")
+
+
+def is_same_model(copy: Path, source: Path) -> bool:
+    """Do both folders hold the same model?"""
+    manifest = copy / MANIFEST
+    return manifest.is_file() and manifest.read_bytes() == (source / MANIFEST).read_bytes()
 
 
 def download(repo_id: str) -> Path:

@@ -7,7 +7,6 @@ first axis; a decoded piece is (C, n, *rest) in the input's own units, n along t
 
 from __future__ import annotations
 
-import collections
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -97,23 +96,11 @@ def require_decodable(stored: CodesFile, model: Model, stages: int | None) -> li
         )
     if stages is not None and not 1 <= stages <= len(held):
         raise UsageError(f"--stages {stages}: {path} holds the codes of {len(held)} stages; give 1 to {len(held)}.")
-    limits, lengths, names = np.array(held, dtype=np.int64), [0] * len(stored.files), stored.files
+    lengths, names = [0] * len(stored.files), stored.files
     for number, columns in numbered_blocks(stored, model.geometry):
-        codes, where = columns["codes"], f"{path}: {quoted(names[number])}"
-        if codes.dtype.kind not in "ui" or codes.shape[1] != len(held):
-            raise DataError(
-                f"{where}: expected whole numbers of {len(held)} stages, got {codes.dtype} {list(codes.shape)}; "
-                "tokenize the file again."
-            )
-        if len(codes) == 0:
+        where = f"{path}: {quoted(names[number])}"
+        if len(columns["codes"]) == 0:
             raise DataError(f"{where} has no codes; tokenize it again.")
-        wrong = (codes < 0) | (codes >= limits)
-        if wrong.any():
-            token, stage = (int(n) for n in np.argwhere(wrong)[0])
-            raise DataError(
-                f"{where}: code {codes[token, stage]} of stage {stage + 1} at token {token} is not below its "
-                f"codebook's size, {held[stage]}; tokenize the file again."
-            )
         lengths[number] = 1 + last_position(columns["positions"], lengths[number], model.geometry, where)
     _ = model.detokenizer  # an error names the command that trains one
     return lengths
@@ -150,13 +137,13 @@ def output_names(files: list[str], ending: str) -> list[Path]:
         raise DataError("the file of codes holds no files, so there is nothing to decode.")
     own = [Path(*(part for part in Path(name.lstrip("/")).parts if part not in ("..", "."))) for name in files]
     shared = Path(os.path.commonpath([path.parent for path in own]))
-    taken: collections.Counter[Path] = collections.Counter()
-    names = []
+    names: dict[Path, None] = {}
     for path in own:
-        name = path.relative_to(shared).with_suffix(ending)
-        taken[name] += 1
-        names.append(name if taken[name] == 1 else name.with_stem(f"{name.stem}-{taken[name]}"))
-    return names
+        file, mark, part = path.name.partition("#t=")  # a part of a file keeps its times
+        name = path.relative_to(shared).with_name(f"{Path(file).stem}{mark}{part}{ending}")
+        numbered = (name.with_stem(f"{name.stem}-{number}") for number in itertools.count(2))
+        names[next(free for free in itertools.chain([name], numbered) if free not in names)] = None
+    return list(names)
 
 
 def decoded_pieces(blocks: Iterator[Columns], length: int, geometry: Geometry, decode: Decode) -> Iterator[Tensor]:

@@ -60,14 +60,17 @@ class Model:
         device: torch.device,
         dtype: torch.dtype = torch.float32,
         folder: Path | None = None,
+        name: str | Path | None = None,
     ) -> None:
         """`dtype` is that of the encoders: float32, bfloat16 or float16; the quantizer is always float32.
 
-        `folder` is the run or exported folder the model was read from, where a detokenizer is looked for.
+        `folder` is the run or exported folder the model was read from, where a detokenizer is looked for;
+        `name` is what it was called by, for messages.
         """
         self.config, self.device, self.dtype = config, device, arrays.require_dtype(dtype, device)
         self.geometry: Geometry = config.geometry.build()
         self.encoder, self.own_tokenizer, self.folder = nets.encoder, nets.own_tokenizer, folder
+        self.name = name
         self.facts = nets.facts if isinstance(nets, Trained) else facts_of_nets(nets.own_tokenizer)
         self.run = nets.run if isinstance(nets, Trained) else None
         self.codec_folder = nets.detokenizer if isinstance(nets, Trained) else None
@@ -242,7 +245,7 @@ class Model:
 
         if self.folder is None:
             raise UsageError("this model was built in memory; a detokenizer belongs to a run: use bridle.load(RUN).")
-        return read_detokenizer(self.folder, self.config, self.facts.iteration, device=self.device)
+        return read_detokenizer(self.folder, self.config, self.facts.iteration, device=self.device, name=self.name)
 
     @property
     def token_positions(self) -> NDArray[np.int64]:
@@ -396,4 +399,4 @@ def load(
     """
     folder = find_model(path)
     trained = read_trained(folder, iteration=iteration)
-    return Model(trained, trained.config, device=choose_device(device), dtype=dtype, folder=folder)
+    return Model(trained, trained.config, device=choose_device(device), dtype=dtype, folder=folder, name=path)

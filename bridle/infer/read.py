@@ -155,11 +155,16 @@ class PartFile:
     def blocks(self, limit: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
         """Number of a file and columns of its next `limit` rows (None: all), read as they are asked for.
 
-        DataError after the last one if the codes are not those that were written.
+        DataError if codes are out of range, and after the last ones if they are not those that were written.
         """
-        check = 0
+        check, token, before = 0, 0, 0  # token: how many of file `before` were read
         with one_line_errors(self.path, self.remedy), self.writer.open(self.path) as arrays:
             for number, columns in arrays.blocks(limit):
+                if self.header.kind == "codes":
+                    codes, token = columns["codes"], token if number == before else 0
+                    where = f"{quoted(self.path)}: {quoted(self.files[number])}"
+                    require_codes(codes, self.header.codebook_sizes, where, first=token)
+                    token, before = token + len(codes), number
                 if self.checks:
                     check = zlib.crc32(np.ascontiguousarray(columns["codes"]).data, check)
                 yield number, columns
@@ -168,6 +173,22 @@ class PartFile:
                 f"{quoted(self.path)}: a stage or some codes are missing or were changed; {self.remedy}, or take "
                 "`checks` out of its header if you changed them on purpose."
             )
+
+
+def require_codes(codes: Array, sizes: tuple[int, ...], where: str, *, first: int) -> None:
+    """DataError unless codes (T, M) of the tokens from `first` are codes of codebooks of these sizes."""
+    if codes.dtype.kind not in "ui" or codes.shape[1:] != (len(sizes),):
+        raise DataError(
+            f"{where}: expected whole numbers of {len(sizes)} stages, got {codes.dtype} {list(codes.shape)}; tokenize "
+            "the file again."
+        )
+    wrong = (codes < 0) | (codes >= np.array(sizes, dtype=np.int64))
+    if wrong.any():
+        token, stage = (int(n) for n in np.argwhere(wrong)[0])
+        raise DataError(
+            f"{where}: code {codes[token, stage]} of stage {stage + 1} at token {first + token} is not below its "
+            f"codebook's size, {sizes[stage]}; tokenize the file again."
+        )
 
 
 class Stored:

@@ -76,14 +76,20 @@ def detokenizer_phase(run: Run[DetokenizerNets], *, iteration: int, scales: int)
     )
 
 
-def read_detokenizer(folder: Path, config: Config, iteration: int, *, device: torch.device) -> Detokenizer:
-    """The trained detokenizer of a run's iteration; UsageError names the command that trains one."""
+def read_detokenizer(
+    folder: Path, config: Config, iteration: int, *, device: torch.device, name: str | Path | None = None
+) -> Detokenizer:
+    """The trained detokenizer of a run's iteration; UsageError names the command that trains one.
+
+    `name` is that of the model, where it was not given by its folder.
+    """
+    name = name or folder
     run = RunFolder(folder).detokenizer(iteration)
     ends = run.encoder_checkpoints(ends=True) if (run.path / RESULT).is_file() else []
     if not ends:
         raise UsageError(
-            f"{folder}: no detokenizer for the codes of iteration {iteration}; train one with "
-            f"`bridle detokenizer {quoted(folder)}`."
+            f"{quoted(name)}: no detokenizer for the codes of iteration {iteration}; train one with "
+            f"`bridle detokenizer {quoted(name)}`."
         )
     own = run.config()
     detokenizer = build_detokenizer(config.model_copy(update={"detokenizer": own.detokenizer}), iteration=iteration)

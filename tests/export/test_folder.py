@@ -364,9 +364,11 @@ def test_results_of_a_model_that_has_only_a_name_go_to_a_copy(
     assert (tmp_path / "models" / "digits-tiny" / "codebooks.json").is_file()
     assert sorted(path.name for path in released.iterdir()) == before
     assert folder_to_work_in("digits-tiny") == Path("models/digits-tiny")  # the same copy again, with its results
+    assert find_model("digits-tiny") == Path("models/digits-tiny")
     assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["digits-tiny"]
     shutil.rmtree(tmp_path / "models")
     shutil.copytree(folder, tmp_path / "models" / "digits-tiny")
+    assert find_model("digits-tiny") == released
     with pytest.raises(UsageError, match="holds something else than 'digits-tiny'"):
         folder_to_work_in("digits-tiny")
 

@@ -210,6 +210,9 @@ def test_names_keep_what_tells_them_apart() -> None:
         Path("c/y.wav"),
         Path("x-2.wav"),
     ]
+    assert output_names(["a.png", "a.jpg", "a-2.png"], ".png") == [Path("a.png"), Path("a-2.png"), Path("a-2-2.png")]
+    parts = ["d/talk.wav#t=0,2", "d/talk.wav#t=2,3.5"]
+    assert output_names(parts, ".wav") == [Path("talk#t=0,2.wav"), Path("talk#t=2,3.5.wav")]
     assert output_names(["../../etc/passwd"], ".png") == [Path("passwd.png")]
 
 

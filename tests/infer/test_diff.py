@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from forked import bridle
 
-from bridle.errors import UsageError
+from bridle.errors import DataError, UsageError
 from bridle.infer.diff import diff_codes, pair_names
+from bridle.infer.sequences import write_sequences
 
 
 def write(
@@ -73,3 +74,23 @@ def test_codebooks_of_other_sizes_and_other_files_are_refused(tmp_path: Path) ->
         diff_codes(a, write(tmp_path / "b.npz", OLD, files=["x.png"], sizes=(8, 4)))
     with pytest.raises(UsageError, match="no file is in both"):
         diff_codes(a, write(tmp_path / "c.npz", OLD, files=["q.png"]))
+
+
+@pytest.mark.parametrize(
+    "codes, message",
+    [
+        (np.full((4, 2), np.nan), "whole numbers of 2 stages, got float64"),
+        (np.array(OLD, np.int16) - 1, "code -1 of stage 1 at token 0"),
+        (np.array(OLD, np.uint8)[:, :1], r"whole numbers of 2 stages, got uint8 \[2, 1\]"),
+        (np.array(OLD, np.uint8) + 1, "'y.png': code 4 of stage 1 at token 1 is not below its codebook's size, 4"),
+    ],
+)
+def test_codes_that_cannot_be_are_refused(tmp_path: Path, codes: np.ndarray, message: str) -> None:  # type: ignore[type-arg]
+    good = write(tmp_path / "a.npz", OLD, files=["x.png", "y.png"])
+    with np.load(good) as stored:
+        np.savez(tmp_path / "b.npz", **{**stored, "codes": np.ascontiguousarray(codes)})
+    with pytest.raises(DataError, match=message):
+        diff_codes(good, tmp_path / "b.npz")
+    with pytest.raises(DataError, match=message):
+        write_sequences([tmp_path / "b.npz"], tmp_path / "sequences")
+    assert not (tmp_path / "sequences").exists()
