@@ -201,4 +201,4 @@ def _probe_colors(labels: Sequence[str], theme: Theme) -> list[str]:
 
 def _percent_axis(ax: Any) -> None:
     ax.set_ylim(bottom=0)
-    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")

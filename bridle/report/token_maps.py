@@ -317,7 +317,9 @@ class Pool:
         for label, count in zip(self.labels, counts.tolist(), strict=True):
             shares[label] += count
         common = [(label, share) for label, share in shares.most_common(LABELS) if label and share]
-        return ", ".join(f"{label} {100 * share / sum(shares.values()):.0f} %" for label, share in common)
+        return ", ".join(
+            f"{label} {100 * share / sum(shares.values()):.0f}\N{NO-BREAK SPACE}%" for label, share in common
+        )
 
     def varied(self, count: int) -> list[int]:
         """Samples of different labels first, then in order."""
