@@ -32,15 +32,19 @@ from bridle.runs.trackers import open_trackers
 from bridle.train.detokenizer_phase import DetokenizerNets, train_detokenizer
 from bridle.train.run import Run, locked_by_first, open_machine
 
+OWN = ("detokenizer.", "max_steps")  # settings of a detokenizer
 MAY_CHANGE = (
-    *("detokenizer.", "max_steps", "runtime."),
+    *(*OWN, "runtime."),
     *("data.root", "data.manifest", "data.workers", "data.cache_mb", "data.bad_share"),
 )
 SPECTROGRAM_SCALES = 3  # resolutions at which spectrograms are compared
 
 
 def detokenizer_run(folder: Path, overrides: Sequence[str], *, iteration: int | None = None) -> Path:
-    """Train the detokenizer of the last finished iteration (or `iteration`), or continue; returns the results file."""
+    """Train the detokenizer of the last finished iteration (or `iteration`), or continue; returns the results file.
+
+    A detokenizer that is there continues with its own settings unless overrides name some.
+    """
     trained = read_trained(folder, iteration=iteration)
     if trained.own_tokenizer is None:
         raise UsageError(f"{folder}: this model has no tokenizer and so no codes; use a run with loss.target=codes.")
@@ -49,7 +53,11 @@ def detokenizer_run(folder: Path, overrides: Sequence[str], *, iteration: int | 
     require_unchanged(run.config(), config, MAY_CHANGE, reason="a detokenizer cannot change this")
     # The detokenizer learns the inputs as they are.
     config = config.model_copy(update={"augment": config.augment.model_copy(update={"enabled": False})})
-    out = run.detokenizer(trained.facts.iteration).path
+    held = run.detokenizer(trained.facts.iteration)
+    if held.exists() and not any(word.startswith(OWN) for word in overrides):
+        own = held.config()
+        config = config.model_copy(update={"detokenizer": own.detokenizer, "max_steps": own.max_steps})
+    out = held.path
     with distributed.process_group(device=config.runtime.device, timeout_minutes=config.runtime.timeout_minutes):
         require_even_shares(config.detokenizer.batch, distributed.world_size(), key="detokenizer.batch")
         distributed.done_once(partial(prepare, out, config))
@@ -63,7 +71,7 @@ def prepare(out: Path, config: Config) -> None:
     """Create the folder; UsageError if it holds a detokenizer with other settings."""
     out.mkdir(parents=True, exist_ok=True)
     found = differences(RunFolder(out).config(), config) if RunFolder(out).exists() else []
-    changed = [line for line in found if line.startswith(("detokenizer.", "max_steps", "seed"))]
+    changed = [line for line in found if line.startswith((*OWN, "seed"))]
     if changed:
         raise UsageError(
             f"{out} holds a detokenizer with other settings ({'; '.join(changed[:4])}); delete it to train another."
