@@ -37,6 +37,7 @@ with av.open('d/a.mp4', 'w') as out:
     [out.mux(packet) for packet in stream.encode()]
 """
 CHECK = ["-m", "bridle", "data", "check", "d"]
+INDEX = ["-m", "bridle", "index", "digits-tiny", "d", "--out", "index"]
 TRAIN = ["-m", "bridle", "pretrain", "digits-tiny", "--out", "run", "max_steps=2", "schedule.iterations=1"]
 AUTO = """
 import torch; from transformers import AutoModel
@@ -49,7 +50,7 @@ COMMANDS: dict[str, list[list[str]]] = {  # arguments of python, in order; `run`
     "video": [["-c", FILM], CHECK],
     "train": [TRAIN],
     "report": [["-m", "bridle", "report", "../train/run"]],
-    "search": [["-c", "import sklearn.preprocessing, scipy.sparse, jinja2"]],
+    "search": [["-c", PICTURE], INDEX, ["-m", "bridle", "search", "index", "d/a.png"]],
     "export": [["-m", "bridle", "export", "digits-tiny", "--out", "exported", "--onnx"]],
     "hub": [["-m", "bridle", "export", "digits-tiny", "--out", "exported"]],
     "cluster": [["-c", "import submitit.slurm.slurm"]],
@@ -64,6 +65,7 @@ COMMANDS: dict[str, list[list[str]]] = {  # arguments of python, in order; `run`
     "mlflow": [["-c", "import mlflow"]],
     "trackio": [["-c", "import trackio"]],
     "faiss": [["-c", "import faiss"]],
+    "all": [TRAIN, ["-m", "bridle", "report", "run"]],
 }
 
 

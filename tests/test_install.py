@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from install_sizes import COMMANDS
 from ruamel.yaml import YAML
 
 from bridle.errors import UsageError, needs
@@ -50,6 +51,13 @@ def test_extras_are_named_by_task_and_all_has_them() -> None:
     assert all(task in extras["all"][0] for task in TASKS - {"all"})
     assert {package(one) for one in PROJECT["dependencies"]} == {
         *("torch", "numpy", "pydantic", "ruamel.yaml", "typer", "rich", "safetensors"),
+    }
+
+
+def test_every_extra_for_users_is_installed_by_the_benchmark() -> None:
+    assert {name for names in COMMANDS for name in names.split(",")} == set(PROJECT["optional-dependencies"]) - {
+        "docs",
+        "test",
     }
 
 
