@@ -92,8 +92,10 @@ def rate_table(found: RateDistortion) -> Table:
     table = plain_table("stages", "bits a token", view.unit, *view.measures, *needs)
     for column in table.columns:
         column.justify = "right"
+        column.no_wrap = column.header in needs
     for row in view.rows:
-        table.add_row(row.name, row.bits, row.rate, *row.lost, *row.anchors)
+        anchors = (text.replace(" (", "\n(") for text in row.anchors)
+        table.add_row(row.name, row.bits, row.rate, *row.lost, *anchors)
     table.caption = " ".join([f"{view.about}. Codecs: rate at the same distortion or less.", *view.notes])
     return table
 
