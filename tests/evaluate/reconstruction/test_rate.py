@@ -59,7 +59,7 @@ def test_the_page_shows_rates_reconstructions_and_single_codes(pictures: Path, t
         *("original", "1 stage", "2 stages", "3 stages", "4 stages"),
     ]
     assert all(strip.alone is not None and strip.where for stage in gallery.codes for strip in stage)
-    assert all(" %" in strip.labels for stage in gallery.codes for strip in stage)
+    assert all("\N{NO-BREAK SPACE}%" in strip.labels for stage in gallery.codes for strip in stage)
     page = write_report([read_run(pictures)._replace(gallery=gallery)], tmp_path / "report.html").read_text()
     for text in ("Rate and distortion", "JPEG needs", "Decoded from codes", "Dictionary of codes"):
         assert text in page
