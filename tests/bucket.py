@@ -23,3 +23,10 @@ def open_bucket() -> None:
     """Let s3:// mean this, and keep copies in the working folder."""
     fsspec.register_implementation("s3", Bucket, clobber=True)
     os.environ["BRIDLE_CACHE"] = str(Path.cwd() / "cache")
+
+
+def stay_local() -> None:
+    """The bucket, and trackers that write into the current folder only."""
+    open_bucket()
+    os.environ |= {"WANDB_MODE": "offline", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    os.environ["MLFLOW_TRACKING_URI"] = (Path.cwd() / "mlruns").as_uri()
