@@ -51,6 +51,7 @@ LITERAL: Mapping[Path, Any] = {
     ("tokenizer", "later"): "vit",  # Algorithm 1, line 5: a tokenizer of its own, trained
     ("quantizer", "restart"): False,  # Algorithm 1, line 6: started once
     ("encoder", "whiten"): None,  # §3: patches go to the encoder as they are
+    ("encoder", "stem"): None,
     ("schedule", "iterations"): 2,  # Algorithm 1: R = 2
 }
 

@@ -74,6 +74,9 @@ class EncoderConfig(TrunkConfig):
     drop_path: Share = 0.0
     class_token: bool = False
     whiten: Above0 | None = None  # ridge; None: patches are not whitened
+    stem: Count | None = (
+        None  # k-means centres of windows inside patches, whose activations join the patch; None: no stem
+    )
     weights: str | None = None  # a ViT's safetensors file (timm or torch names) to start from
 
 
@@ -222,6 +225,9 @@ class Config(Section):
                     f"{name}: {block} of an encoder with {self.encoder.depth} blocks; "
                     f"give 1 to {self.encoder.depth}, or null for the last"
                 )
+
+        if self.probe.layer == "stem" and self.encoder.stem is None:
+            raise ValueError("probe.layer: 'stem' needs encoder.stem, for example 200")
 
     def _check_whitening(self, geometry: Geometry) -> None:
         if self.encoder.whiten is not None and self.encoder.weights is not None:

@@ -127,9 +127,9 @@ class ProbeConfig(Section):
     pool: Literal["mean", "axis", "class", "attentive"] = "mean"
     axis: Natural = 0  # with pool: axis, the grid axis that is kept (frequency bands, say)
     deviation: bool = False  # with pool: mean or axis, the tokens' standard deviation beside their mean
-    # Output of this block, 1 to the encoder's depth; None: the last, after its norm; all: of the embedding and
-    # every block, side by side; attentive pooling then reads the last.
-    layer: Positive | Literal["all"] | None = None
+    # Output of this block, 1 to the encoder's depth; None: the last, after its norm; stem: of encoder.stem; all: of
+    # the stem, the embedding and every block, side by side; attentive pooling then reads the last.
+    layer: Positive | Literal["all", "stem"] | None = None
     items: Positive | None = None  # at most so many train and test items, of each class its share; None uses all
     training_items: Positive | None = 20_000  # the same after an encoder phase, while all processes wait for one
     head: Literal["logistic", "sgd", "adamw"] = "logistic"  # logistic: solved to the optimum; else trained in batches

@@ -19,8 +19,7 @@ from bridle import distributed
 from bridle.data.loading.loader import Batch
 from bridle.evaluate.features import real_positions
 from bridle.geometry import Geometry
-from bridle.nn.whiten import PatchMoments
-from bridle.quantize.kmeans import kmeans
+from bridle.models.measure import fit_centres
 from bridle.seeding import generator
 
 CENTROIDS = 200
@@ -48,12 +47,7 @@ class ClassicalFeatures:
             points.append(windows[whole])  # (S, F)
         found = distributed.gather_rows(torch.cat(points), patient=True)
         found = found[torch.randperm(len(found), generator=random)[:MOST_POINTS].to(found.device)]
-        moments = PatchMoments(found.shape[1], found.device)
-        moments.add(found[None], None)
-        spectrum = moments.spectrum()
-        self.mean, self.whitening = spectrum.mean.float(), spectrum.whitening(RIDGE).float()
-        white = (found - self.mean) @ self.whitening
-        self.codes = kmeans(white, self.centroids, iterations=10, generator=random).centres
+        self.mean, self.whitening, self.codes = fit_centres(found, self.centroids, ridge=RIDGE, random=random)
         return self
 
     def windows(self, x: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:

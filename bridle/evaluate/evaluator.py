@@ -183,8 +183,7 @@ class Evaluator:
             return encoder.layers(x, wanted=encoder.blocks(settings.layer), valid=valid)
 
         def pool(encoded: Encoded, valid: Tensor | None) -> Tensor:
-            if settings.pool == "class":
-                assert encoded.class_token is not None  # the config is refused without one
+            if settings.pool == "class" and encoded.class_token is not None:  # a stem has none
                 return encoded.class_token
             return pool_tokens(encoded.z, grid, kept, valid, deviation=settings.deviation)
 
@@ -200,7 +199,22 @@ class Evaluator:
             items = len(self.train) + (0 if self.test is None else len(self.test))
             tokens = self.collector.features(lambda x, valid: encode(x, valid)[-1].z, what, items=items)
             return self.score(tokens, partial(fit_attentive, seed=self.config.seed))
-        return self.score(self.collector.features(pooled, what), self.vector_method())
+        collect = self.collector.features(pooled, what)
+        stem = encoder.embed.stem
+        if settings.layer != "all" or stem is None or not stem.is_measured:
+            return self.score(collect, self.vector_method())
+        train, test = self.collected(collect)
+        self.score_stem(train, test, numbers=len(stem.centres) * (1 if kept is None else grid[kept]))
+        return self.score_features(train, test, self.vector_method())
+
+    def score_stem(self, train: Features, test: Features | None, *, numbers: int) -> None:
+        """Score the stem alone, unless that is known; in features of every block its numbers come first."""
+        if "stem" in self.results.value.baselines:
+            return
+        width = numbers * (2 if self.config.probe.deviation else 1)
+        parts = [None if part is None else part._replace(x=part.x[:, :width]) for part in (train, test)]
+        assert parts[0] is not None
+        self.results.add_baseline("stem", self.score_features(parts[0], parts[1], self.vector_method()))
 
     def vector_method(self) -> Method:
         """The classifier of pooled features."""
@@ -212,8 +226,11 @@ class Evaluator:
         return partial(fit_head, settings=settings, seed=self.config.seed, device=self.machine.device)
 
     def score(self, collect: Collect, method: Method) -> Scores:
-        """Collect features and call every scorer, the classifier of the main score first."""
-        train, test = self.collected(collect)
+        """Collect features and score them."""
+        return self.score_features(*self.collected(collect), method)
+
+    def score_features(self, train: Features, test: Features | None, method: Method) -> Scores:
+        """Call every scorer, the classifier of the main score first."""
 
         def solve() -> dict[str, Any]:  # on rank 0, which has the features of all
             began = time.monotonic()

@@ -16,7 +16,7 @@ from bridle.errors import UsageError
 from bridle.models.encoder import Encoded, Encoder
 from bridle.nn.pooling import pool_tokens
 
-Layer = int | Literal["all"]
+Layer = int | Literal["all", "stem"]
 Pool = Literal["mean", "axis", "class"]
 Pooling = Literal["probe", "mean", "axis", "class"]
 
@@ -38,7 +38,7 @@ class FeatureOptions(PoolOptions, total=False):
 class FeatureSpec(NamedTuple):
     """Features of one block, pooled or not, or pooled of every block."""
 
-    layer: Layer | None = None  # output of this block, from 1; None: the last one, after its norm; or "all"
+    layer: Layer | None = None  # output of this block, from 1; None: the last one, after its norm; "all" or "stem"
     pool: Pool | None = None  # None keeps every token
     axis: int | None = None  # grid axis that pool "axis" keeps
     deviation: bool = False  # with pool "mean" or "axis", the tokens' standard deviations behind their means
@@ -49,13 +49,18 @@ class FeatureSpec(NamedTuple):
         what = {"mean": "the mean over tokens", "axis": axis, "class": "the class token"}
         pooled = "every token" if self.pool is None else what[self.pool]
         deviation = " and standard deviations" if self.deviation else ""
-        blocks = "the last block" if self.layer is None else f"block {self.layer}"
-        return f"{pooled}{deviation} of {'the embedding and every block' if self.layer == 'all' else blocks}"
+        named: dict[Layer | None, str] = {
+            None: "the last block",
+            "all": "the embedding and every block",
+            "stem": "the stem",
+        }
+        return f"{pooled}{deviation} of {named.get(self.layer, f'block {self.layer}')}"
 
     def width(self, encoder: Encoder) -> int:
         """Numbers in a row of these features."""
         places = 1 if self.axis is None else encoder.geometry.grid[self.axis]
-        return encoder.width * len(encoder.blocks(self.layer)) * places * (2 if self.deviation else 1)
+        width = sum(encoder.layer_width(number) for number in encoder.blocks(self.layer))
+        return width * places * (2 if self.deviation else 1)
 
     def pooled(self, blocks: Sequence[Encoded], grid: Sequence[int], valid: Tensor | None) -> Tensor:
         """(B, T, D), or pooled (B, P · D), with deviations (B, 2 · P · D); blocks side by side."""
@@ -64,8 +69,7 @@ class FeatureSpec(NamedTuple):
     def _pooled(self, encoded: Encoded, grid: Sequence[int], valid: Tensor | None) -> Tensor:
         if self.pool is None:
             return encoded.z
-        if self.pool == "class":
-            assert encoded.class_token is not None  # checked by choose_features
+        if self.pool == "class" and encoded.class_token is not None:  # a stem has none
             return encoded.class_token
         return pool_tokens(encoded.z, grid, self.axis, valid, deviation=self.deviation)
 
@@ -88,8 +92,12 @@ def choose_features(
     deviation: bool = False,
 ) -> FeatureSpec:
     """The features that arguments ask for, checked against the model; "probe" fills in what the run's probe used."""
-    if layer not in (None, "all", *range(1, encoder.depth + 1)):
-        raise UsageError(f"layer is {layer!r}; expected a block from 1 to {encoder.depth}, or 'all' for every block.")
+    if layer not in (None, "all", "stem", *range(1, encoder.depth + 1)):
+        raise UsageError(
+            f"layer is {layer!r}; expected a block from 1 to {encoder.depth}, 'all' for every block, or 'stem'."
+        )
+    if layer == "stem" and encoder.embed.stem is None:
+        raise UsageError("layer 'stem' needs a model with a stem; this one was trained without encoder.stem.")
     if layer == "all" and pool is None:
         raise UsageError("layer 'all' needs pooled features: give a pool such as 'probe'.")
     if pool == "probe":

@@ -81,7 +81,7 @@ class Header(BaseModel):
     bits_per_token: float | None = None
     bits_per_second: float | None = None
     checks: tuple[int, ...] = ()  # of a file of codes: CRC-32 of the first stage, of the first two, …, rows in order
-    layer: int | Literal["all"] | None = None  # of features
+    layer: int | Literal["all", "stem"] | None = None  # of features
     pool: Pool | None = None  # one row per file instead of one per token
     axis: int | None = None
     deviation: bool = False

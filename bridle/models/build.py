@@ -100,7 +100,9 @@ def build_encoder(config: Config, *, iteration: int = 1, part: str = "encoder") 
     """Main encoder, or with part='tokenizer-encoder' the tokenizer's own of the same architecture."""
     c = config.encoder
     saved = c.weights is not None and part == "encoder"
-    encoder = Encoder(class_token=c.class_token, saved_position=saved, whiten=c.whiten, **_trunk(config, c))
+    encoder = Encoder(
+        class_token=c.class_token, saved_position=saved, whiten=c.whiten, stem=c.stem, **_trunk(config, c)
+    )
     _initialise(encoder, config, iteration, part)
     return encoder
 

@@ -19,6 +19,8 @@ from bridle.nn.patch import PatchEmbed
 from bridle.nn.position import resized_position, sincos_position
 from bridle.nn.transformer import NORM_EPS, Transformer
 
+STEM, EMBEDDING = -1, 0  # what `Encoder.layers` calls the activations of the stem, and the tokens of the first block
+
 
 class Encoded(NamedTuple):
     """The encoder's features of a batch."""
@@ -49,13 +51,14 @@ class Encoder(nn.Module):
         checkpoint_activations: bool = False,
         saved_position: bool = False,
         whiten: float | None = None,
+        stem: int | None = None,
     ) -> None:
         super().__init__()
         self.geometry = geometry
         self.width = width
         self.depth = depth
         self.heads = heads
-        self.embed = PatchEmbed(geometry=geometry, width=width, ridge=whiten)
+        self.embed = PatchEmbed(geometry=geometry, width=width, ridge=whiten, stem=stem)
         self.trunk = Transformer(
             width=width, depth=depth, heads=heads, mlp_ratio=mlp_ratio, checkpoint_activations=checkpoint_activations
         )
@@ -84,12 +87,18 @@ class Encoder(nn.Module):
     def layers(self, x: Tensor, *, wanted: Sequence[int], valid: Tensor | None = None) -> list[Encoded]:
         """What the blocks numbered `wanted` (1 to depth) put out; the final norm belongs to the last block's alone.
 
-        0 stands for the tokens that enter the first block.
+        EMBEDDING stands for the tokens that enter the first block, STEM for the activations (B, T, K) of the stem.
         """
-        if any(not 0 <= n <= self.depth for n in wanted):
+        first = EMBEDDING if self.embed.stem is None else STEM
+        if any(not first <= n <= self.depth for n in wanted):
             raise UsageError(f"layers {list(wanted)} asked of an encoder whose blocks are numbered 1 to {self.depth}.")
+        found: dict[int, Encoded] = {}
+        if STEM in wanted:
+            found[STEM] = Encoded(self.embed.activations(x), None)
+            if set(wanted) == {STEM}:
+                return [found[STEM] for _ in wanted]
         z, key_valid = self._begin(x, None, valid)
-        found = {0: self._split_class_token(z)}
+        found[EMBEDDING] = self._split_class_token(z)
         for n, out in enumerate(self.trunk.outputs(z, key_valid=key_valid), start=1):
             if n in wanted:
                 found[n] = self._split_class_token(self.norm(out) if n == self.depth else out)
@@ -97,9 +106,18 @@ class Encoder(nn.Module):
                 break
         return [found[n] for n in wanted]
 
-    def blocks(self, layer: int | Literal["all"] | None) -> list[int]:
-        """The numbers that `layers` takes: None names the last block, "all" the embedding and every block."""
-        return list(range(self.depth + 1)) if layer == "all" else [self.depth if layer is None else layer]
+    def blocks(self, layer: int | Literal["all", "stem"] | None) -> list[int]:
+        """The numbers that `layers` takes: None names the last block, "all" a stem, the embedding and every block."""
+        if layer == "stem":
+            return [STEM]
+        if layer != "all":
+            return [self.depth if layer is None else layer]
+        stem = [] if self.embed.stem is None or not self.embed.stem.is_measured else [STEM]
+        return [*stem, *range(EMBEDDING, self.depth + 1)]
+
+    def layer_width(self, number: int) -> int:
+        """Numbers per token of what `layers` gives."""
+        return self.width if number != STEM or self.embed.stem is None else len(self.embed.stem.centres)
 
     def features_of(self, x: Tensor, *, block: int | None = None, valid: Tensor | None = None) -> Tensor:
         """Patch tokens (B, T, D) after the final norm, or of an earlier block, normalised without weights.

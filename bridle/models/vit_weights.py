@@ -32,6 +32,7 @@ from bridle.geometry import Geometry
 from bridle.models.encoder import Encoder
 from bridle.models.vit_names import BLOCK, KERNEL, Foreign, first_names, opened, weights_file
 
+STEM = "embed.stem"  # with embed.stem_proj
 BESIDE = ("embed.proj.bias", "norm.weight", "norm.bias")  # taken where the file has them
 USUAL_HEAD = 64  # width of an attention head in almost every published ViT
 
@@ -108,6 +109,7 @@ def load_vit(encoder: Encoder, path: str | Path) -> Started:
             values["embed.proj.bias"] = values["embed.proj.bias"] - kernel.flatten(1) @ foreign.take("embed.mean")
         if foreign.pooled_norm:
             notes.append("its fc_norm came after pooling; here it is each token's norm")
+        values |= take_stem(foreign, ours, notes)
         values |= take_tokens(foreign, encoder, kernel, notes)
         unused = sorted([*foreign.theirs(foreign.left), *foreign.others])
     missing = sorted(set(ours) - set(values))
@@ -118,6 +120,23 @@ def load_vit(encoder: Encoder, path: str | Path) -> Started:
     if head != USUAL_HEAD and foreign.geometry is None:
         notes.append(f"heads are {head} wide here, {USUAL_HEAD} in almost every published ViT: check encoder.heads")
     return Started(path, sha256_of(path), len(values), tuple(missing), tuple(unused), tuple(notes))
+
+
+def take_stem(foreign: Foreign, ours: Mapping[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
+    """The stem of a model of bridle; of other models, a stem that adds nothing before training."""
+    theirs = {name for name in foreign.left if name.startswith(STEM)} if foreign.geometry is not None else set()
+    wanted = {name: tuple(value.shape) for name, value in ours.items() if name.startswith(STEM)}
+    if not theirs:
+        if wanted:
+            notes.append("it has no stem: ours adds nothing at first")
+        return {name: torch.zeros_like(ours[name]) for name in wanted}
+    found = {name: foreign.shape(name) for name in theirs}
+    if found != wanted:
+        centres = found["embed.stem.centres"][0]
+        raise ConfigError(
+            f"encoder.weights: the model has a stem of {centres} centres; give encoder.stem={centres} and its patches."
+        )
+    return {name: foreign.take(name) for name in sorted(theirs)}
 
 
 def require_fit(foreign: Foreign, ours: Mapping[str, Tensor]) -> None:

@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from bridle.errors import UsageError
 from bridle.geometry import Geometry
 from bridle.nn.masking import gather_tokens
+from bridle.nn.stem import Stem
 from bridle.nn.whiten import Spectrum
 
 ITEM_FLOOR = 0.05  # added to an item's deviation, in units of the data set's: silence does not become noise
@@ -81,6 +82,8 @@ def standardise_items(patches: Tensor, geometry: Geometry, *, axes: Sequence[int
 class PatchEmbed(nn.Module):
     """One linear map of each patch, whitened before it if `ridge` is given: (B, C, *input) -> (B, T, D).
 
+    With `stem` a second linear map, of that many k-means activations of the plain patch, is added.
+
     Buffers (only with `ridge`):
         mean (F,), whitening (F, F): of W(p − μ). Zero and the identity, so plain patches, until `whiten_by`.
     """
@@ -88,10 +91,12 @@ class PatchEmbed(nn.Module):
     mean: Tensor
     whitening: Tensor
 
-    def __init__(self, *, geometry: Geometry, width: int, ridge: float | None = None) -> None:
+    def __init__(self, *, geometry: Geometry, width: int, ridge: float | None = None, stem: int | None = None) -> None:
         super().__init__()
         self.geometry, self.ridge = geometry, ridge
         self.proj = nn.Linear(geometry.patch_features, width)
+        self.stem = None if stem is None else Stem(geometry=geometry, centres=stem)
+        self.stem_proj = None if stem is None else nn.Linear(stem, width, bias=False)
         if ridge is not None:
             self.register_buffer("mean", torch.zeros(geometry.patch_features))
             self.register_buffer("whitening", torch.eye(geometry.patch_features))
@@ -105,10 +110,12 @@ class PatchEmbed(nn.Module):
 
     @torch.no_grad()
     def whiten_as(self, other: PatchEmbed) -> None:
-        """Take mean and whitening from another embedding of the same patches; nothing where there are none."""
+        """Take whitening and stem from another embedding of the same patches; nothing where there are none."""
         if self.ridge is not None:
             self.mean.copy_(other.mean)
             self.whitening.copy_(other.whitening)
+        if self.stem is not None and other.stem is not None:
+            self.stem.load_state_dict(other.stem.state_dict())
 
     def forward(self, x: Tensor, *, only: Tensor | None = None) -> Tensor:
         """(B, C, *input) -> (B, T, D), or (B, V, D) of the tokens `only` (B, V), which is all that is computed then."""
@@ -120,18 +127,30 @@ class PatchEmbed(nn.Module):
         patches = patchify(x, self.geometry.patch)  # (B, C, *input) -> (B, T, F)
         if only is not None:
             patches = gather_tokens(patches, only)  # (B, T, F) -> (B, V, F)
-        if self.ridge is None:
+        if self.ridge is None and self.stem is None:
             out: Tensor = self.proj(patches)  # (B, T, F) -> (B, T, D)
             return out
         # A program is called without autocast, and the meta device has none.
         if torch.compiler.is_exporting() or x.device.type == "meta":
-            return self._embed_whitened(patches)
+            return self._embed_measured(patches)
         # Whitening takes differences of large numbers: 16 bits would leave little of them.
         with torch.autocast(x.device.type, enabled=False):
-            return self._embed_whitened(patches)
+            return self._embed_measured(patches)
 
-    def _embed_whitened(self, patches: Tensor) -> Tensor:
-        """proj(W(p − μ)); both maps in one, because the product of the two matrices is small."""
-        weight = self.proj.weight.float() @ self.whitening.float()  # (D, F)
-        out = linear(patches.float() - self.mean.float(), weight, self.proj.bias.float())  # (B, T, F) -> (B, T, D)
+    def activations(self, x: Tensor) -> Tensor:
+        """The stem's vectors (B, T, K) of (B, C, *input)."""
+        assert self.stem is not None
+        with torch.autocast(x.device.type, enabled=False):
+            found: Tensor = self.stem(patchify(x, self.geometry.patch))
+        return found.to(self.proj.weight.dtype)
+
+    def _embed_measured(self, patches: Tensor) -> Tensor:
+        """proj(W(p − μ)) + stem_proj(stem(p)); W and proj in one, because their product is small."""
+        weight, bias = self.proj.weight.float(), self.proj.bias.float()
+        if self.ridge is None:
+            out = linear(patches.float(), weight, bias)  # (B, T, F) -> (B, T, D)
+        else:
+            out = linear(patches.float() - self.mean.float(), weight @ self.whitening.float(), bias)
+        if self.stem is not None and self.stem_proj is not None:
+            out = out + linear(self.stem(patches), self.stem_proj.weight.float())  # (B, T, K) -> (B, T, D)
         return out.to(self.proj.weight.dtype)

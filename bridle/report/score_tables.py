@@ -87,7 +87,8 @@ def protocol_words(kind: str, results: Results) -> str:
         words += [f"{count:,g} {name}" for name, count in lengths.items() if count is not None]
     elif protocol.probe is not None:
         layer = protocol.probe.layer
-        words += [] if layer is None else ["every block" if layer == "all" else f"block {layer}"]
+        named = {"all": "every block", "stem": "the stem"}
+        words += [] if layer is None else [named.get(str(layer), f"block {layer}")]
         if kind == "probe" and protocol.probe.head in HEADS:
             words.append(f"{HEADS[protocol.probe.head]} head")
             words += [protocol.probe.loss.upper()] if protocol.probe.loss != "auto" else []

@@ -33,7 +33,12 @@ from bridle.runs.folder import RunFolder
 from bridle.seeding import mix
 
 # What every score stands beside, by its key in the files, in the order of the tables.
-BASELINES = {"raw": "raw input", "untrained": "untrained encoder", "classical": "classical"}
+BASELINES = {
+    "raw": "raw input",
+    "untrained": "untrained encoder",
+    "classical": "classical",
+    "stem": "its stem alone",  # of an encoder with a stem, where its blocks are read beside it
+}
 
 
 class Interval(NamedTuple):

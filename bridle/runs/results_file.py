@@ -51,6 +51,10 @@ class ResultsFile:
         """`key` names what they depend on, for the runs beside this one."""
         self._write(baselines=dict(baselines), baselines_key=key)
 
+    def add_baseline(self, name: str, scores: Scores) -> None:
+        """One more baseline."""
+        self._write(baselines={**self.value.baselines, name: scores})
+
     def baselines_beside(self, key: str | None) -> tuple[str, dict[str, Scores]] | None:
         """Another run in the same folder that has measured them under this key: its name and what it found."""
 

@@ -7,7 +7,6 @@ Shapes: x (B, C, *input), labels (B,) or shares (B, K), logits (B, K). Layer l o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,8 +18,8 @@ from bridle.data.loading.loader import Batch
 from bridle.errors import DataError
 from bridle.models.build import Networks
 from bridle.models.classifier import Classifier, classification_loss
-from bridle.nn.patch import patchify
-from bridle.nn.whiten import PatchMoments
+from bridle.models.measure import measure_inputs
+from bridle.seeding import generator
 from bridle.train.algorithm1 import fit_only_phase
 from bridle.train.draws import Draws
 from bridle.train.engine import Phase, StepResult, move, phase_key
@@ -64,7 +63,8 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         loader = run.loader(phase=key, batch=settings.batch, micro_batch=None, whole=True)  # every rank measures all
         batches = [move(batch, run.machine.device) for batch in loader.first(START_ITEMS, rows=64)]
         if iteration == 0:
-            whiten_inputs(nets, batches)
+            seen = ((batch.x, batch.valid) for batch in batches)  # what pretraining would have measured
+            measure_inputs(nets.classifier.encoder.embed, seen, generator(run.config.seed, key, "stem"))
         nets.classifier.standardise((batch.x, batch.valid) for batch in batches)
 
     def step(batch: Batch, draws: Draws) -> StepResult:
@@ -89,17 +89,6 @@ def finetune_phase(run: Run[Tuned], *, iteration: int, loss: Loss) -> Phase:
         rate_scale=partial(layer_scale, depth=nets.classifier.encoder.depth, decay=settings.layer_decay),
         has_codes=False,
     )
-
-
-def whiten_inputs(nets: Tuned, batches: Sequence[Batch]) -> None:
-    """Give an encoder that never was pretrained the whitening of its training items, where it wants one."""
-    encoder = nets.classifier.encoder
-    if encoder.embed.ridge is None:
-        return
-    moments = PatchMoments(encoder.geometry.patch_features, batches[0].x.device)
-    for batch in batches:
-        moments.add(patchify(batch.x, encoder.geometry.patch), batch.valid)
-    encoder.embed.whiten_by(moments.spectrum())
 
 
 def layer_scale(name: str, *, depth: int, decay: float) -> float:

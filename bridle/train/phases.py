@@ -27,9 +27,10 @@ from bridle.models.losses import (
     patch_target,
     token_accuracy,
 )
+from bridle.models.measure import measure_inputs
 from bridle.models.tokenizer import tokenizer_kind
 from bridle.nn.patch import patchify
-from bridle.nn.whiten import PatchMoments, PositionMeans
+from bridle.nn.whiten import PositionMeans
 from bridle.quantize import CodebookWarning, Quantized
 from bridle.quantize.usage import CodeAge
 from bridle.seeding import generator
@@ -204,15 +205,13 @@ def teach(run: Run[Nets], x: Tensor, valid: Tensor | None) -> Tensor:
 
 @torch.no_grad()
 def whiten_inputs(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
-    """Measure patches and whiten the inputs of the encoder, and of a tokenizer with an encoder (collective)."""
+    """Fit whitening and stem of the encoder to patches, also of a tokenizer with an encoder (collective)."""
     embed = run.nets.encoder.embed
-    if embed.ridge is None:
+    if embed.ridge is None and embed.stem is None:
         return
     run.progress.note(f"{key}: measuring patches")
-    moments = PatchMoments(embed.geometry.patch_features, run.machine.device)
-    for batch in measured_batches(run, key, settings):
-        moments.add(patchify(batch.x, embed.geometry.patch), batch.valid)
-    embed.whiten_by(moments.spectrum())
+    seen = ((batch.x, batch.valid) for batch in measured_batches(run, key, settings))
+    measure_inputs(embed, seen, generator(run.config.seed, key, "stem"))
     if run.nets.own_tokenizer is not None:
         run.nets.own_tokenizer.take_from(run.nets.encoder)
 

@@ -109,7 +109,7 @@ TEXT: Table = {
         "tokenizer.standardise": ("dataset",) * 5,
         "tokenizer.item_axes": (None,) * 5,
     },
-    "§3: patches to the encoder": {"encoder.whiten": (None,) * 5},
+    "§3: patches to the encoder": {"encoder.whiten": (None,) * 5, "encoder.stem": (None,) * 5},
     "Eq. encoder loss: cross-entropy of the codes at all masked positions, M heads alike": {
         "loss.target": ("codes",) * 5,
         "loss.codes": ("ce",) * 5,
