@@ -31,7 +31,7 @@ from bridle.export.trained import Trained, facts_of_nets, read_trained, with_sco
 from bridle.geometry import Geometry
 from bridle.infer import arrays
 from bridle.infer.arrays import ArrayLike, FileLike
-from bridle.infer.feature_spec import FeatureOptions, FeatureSpec, PoolOptions, choose_features, probe_features
+from bridle.infer.feature_spec import FeatureOptions, FeatureSpec, Layer, PoolOptions, choose_features, probe_features
 from bridle.infer.file_rows import Compute, FileCodes, FileFeatures, OnError, Rows, rows_of_files
 from bridle.machine import choose_device
 from bridle.models.build import Nets
@@ -139,7 +139,7 @@ class Model:
         return digest.hexdigest()[:16]
 
     @overload
-    def encode(self, x: ArrayLike, *, layers: int | None = ..., **options: Unpack[EncodeOptions]) -> Tensor: ...
+    def encode(self, x: ArrayLike, *, layers: Layer | None = ..., **options: Unpack[EncodeOptions]) -> Tensor: ...
     @overload
     def encode(
         self, x: ArrayLike, *, layers: Sequence[int], **options: Unpack[EncodeOptions]
@@ -150,19 +150,20 @@ class Model:
         x: ArrayLike,
         *,
         valid: ArrayLike | None = None,
-        layers: int | Sequence[int] | None = None,
+        layers: Layer | Sequence[int] | None = None,
         batch: int = ARRAY_BATCH,
         **pooling: Unpack[PoolOptions],
     ) -> Tensor | tuple[Tensor, ...]:
         """Features of every token: (B, C, *input) -> (B, T, D) float32, `batch` inputs at a time; see `arrays` for x.
 
         `valid` (B, T) is False on padding. `layers` takes the output of a block (1 to depth; only the last is
-        normalised), or of several. `pool`: "mean" over the real tokens gives (B, D); "axis" keeps grid axis `axis` and
-        gives (B, grid[axis] · D); `deviation=True` puts as many standard deviations behind; "class" is the class token
-        (B, D); "probe" is what the run's probe used. Token t lies at `token_positions[t]`.
+        normalised), or of several; "stem" is what encoder.stem gives, and "all", with a pool, all of them side by side.
+        `pool`: "mean" over the real tokens gives (B, D); "axis" keeps grid axis `axis` and gives (B, grid[axis] · D);
+        `deviation=True` puts as many standard deviations behind; "class" is the class token (B, D); "probe" is what
+        the run's probe used. Token t lies at `token_positions[t]`.
         """
-        several = isinstance(layers, Sequence)
-        chosen = layers if isinstance(layers, Sequence) else [layers]
+        several = not (layers is None or isinstance(layers, int | str))
+        chosen: Sequence[Layer | None] = [layers] if layers is None or isinstance(layers, int | str) else layers
         specs = [self.features(layer=layer, **pooling) for layer in chosen]
         pieces = [self._encoded(some, marks, specs) for some, marks in self._batches(x, valid, batch)]
         joined = tuple(torch.cat(same) for same in zip(*pieces, strict=True))

@@ -18,9 +18,8 @@ from bridle.export.onnx import export_model, graphs_of
 from bridle.export.trained import Trained, facts_of_nets
 from bridle.infer.model import Model
 from bridle.models.build import build_cold_start, build_encoder, build_vit_tokenizer
+from bridle.models.measure import measure_inputs
 from bridle.models.tokenizer import Tokenizer
-from bridle.nn.patch import patchify
-from bridle.nn.whiten import PatchMoments
 from bridle.seeding import generator
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `export`")
@@ -36,14 +35,12 @@ def model_of(kind: str, *more: str, cold: bool = False) -> Model:
     """Random networks with codebooks started on random inputs."""
     std = {"image": "data.std=[0.2, 0.3, 0.2]", "audio": "data.std=[8.0]", "video": "data.std=[0.25]"}[kind]
     short = [text for text in SMALL if "warmup" not in text]
-    white = ["encoder.whiten=0.1", "tokenizer.whiten=0.5"]
+    white = ["encoder.whiten=0.1", "encoder.stem=20", "tokenizer.whiten=0.5"]
     config = load_config(kind, [*short, *KINDS[kind], std, *white, "encoder.class_token=true", *more])
     encoder = build_encoder(config)
     tokenizer: Tokenizer = build_cold_start(config) if cold else build_vit_tokenizer(config, iteration=2)
     x = torch.randn(24, *config.geometry.build().shape, generator=generator("start"))
-    moments = PatchMoments(config.geometry.build().patch_features, x.device)
-    moments.add(patchify(x.cumsum(-1), config.geometry.patch), None)  # neighbours alike, as in real data
-    encoder.embed.whiten_by(moments.spectrum())
+    measure_inputs(encoder.embed, [(x.cumsum(-1), None)], generator("stem"))  # neighbours alike, as in real data
     with torch.no_grad():
         tokenizer.take_from(encoder)
         if tokenizer.measures:
