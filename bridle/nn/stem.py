@@ -59,11 +59,12 @@ class Stem(nn.Module):
 
     def activations(self, patches: Tensor) -> Tensor:
         """(B, T, F) -> (B, T, K), not standardised."""
-        return triangle((self.windows(patches.float()) - self.mean) @ self.whitening, self.centres).mean(-2)
+        white = (self.windows(patches.float()) - self.mean.float()) @ self.whitening.float()  # also of a half model
+        return triangle(white, self.centres.float()).mean(-2)
 
     def forward(self, patches: Tensor) -> Tensor:
         """(B, T, F) -> (B, T, K)."""
-        return (self.activations(patches) - self.offset) * self.scale
+        return (self.activations(patches) - self.offset.float()) * self.scale.float()
 
 
 def triangle(points: Tensor, centres: Tensor) -> Tensor:
