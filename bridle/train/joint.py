@@ -30,7 +30,7 @@ from bridle.train.phases import (
     targets,
     teach,
     teacher_means,
-    whiten_inputs,
+    fit_embedding,
 )
 from bridle.train.run import Run
 
@@ -44,7 +44,7 @@ def joint_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 
     def start() -> None:
         if iteration == 1:  # later networks take over what was measured
-            whiten_inputs(run, phase.key, run.config.encoder_phase)
+            fit_embedding(run, phase.key, run.config.encoder_phase)
         start_codebooks(run, phase.key, run.config.encoder_phase)
 
     def step(batch: Batch, draws: Draws) -> StepResult:

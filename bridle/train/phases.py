@@ -54,7 +54,7 @@ def encoder_phase(run: Run[Nets], *, index: int, iteration: int) -> Phase:
 
     def whiten() -> None:
         if iteration == 1:  # later networks take over what was measured
-            whiten_inputs(run, phase.key, settings)
+            fit_embedding(run, phase.key, settings)
 
     if run.config.loss.target == "patches":
         regress = partial(predict_patches, run)
@@ -204,7 +204,7 @@ def teach(run: Run[Nets], x: Tensor, valid: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def whiten_inputs(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
+def fit_embedding(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     """Fit whitening and stem of the encoder to patches, also of a tokenizer with an encoder (collective)."""
     embed = run.nets.encoder.embed
     if embed.ridge is None and embed.stem is None:
