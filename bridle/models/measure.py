@@ -49,7 +49,7 @@ def fit_stem(stem: Stem, patches: Tensor, random: torch.Generator) -> None:
     mean, whitening, centres = fit_centres(points, len(stem.centres), ridge=RIDGE, random=random)
     for own, value in ((stem.mean, mean), (stem.whitening, whitening), (stem.centres, centres)):
         own.copy_(distributed.from_first_rank(value))
-    found = stem.activations(patches)  # (P, K)
+    found = stem.activations(patches[None])[0]  # (P, K)
     deviation = found.std(0, correction=0)
     stem.offset.copy_(distributed.from_first_rank(found.mean(0)))
     stem.scale.copy_(distributed.from_first_rank(torch.where(deviation > 0, 1 / (deviation + 1e-6), 0.0)))

@@ -4,7 +4,7 @@ Windows of about half a patch along every axis are cut densely from a patch alon
 token's stem. They are whitened, x = W(p − μ); with distances z_k = ‖x − c_k‖ to K k-means centres the activation of a
 window is max(0, mean(z) − z_k) (Coates and Ng, 2011). A token's vector is the mean over its windows, standardised.
 
-Shapes: patches (B, T, F), windows (B, T, N, S), S = C·prod(window) values each, activations (B, T, K).
+Shapes: patches (B, T, F); N windows of S = C·prod(window) values each; activations (B, T, K).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridle.geometry import Geometry
 
 SMALLEST = 3  # values of a window along an axis, where a patch has as many
 PLACES, PLACES_3D = 4, 3  # of a window along an axis, about; fewer on grids of three axes
-FLOOR = 1e-6  # of a deviation: a centre that nothing comes near is not blown up
+CHUNK = 65_536  # windows at a time, which bounds the memory for their distances to all centres
 
 
 class Stem(nn.Module):
@@ -53,14 +53,19 @@ class Stem(nn.Module):
         """Has it been fitted to patches?"""
         return bool(self.scale.any())
 
-    def windows(self, patches: Tensor) -> Tensor:
-        """(B, T, F) -> (B, T, N, S)."""
-        return patches[..., self.index]
-
     def activations(self, patches: Tensor) -> Tensor:
         """(B, T, F) -> (B, T, K), not standardised."""
-        white = (self.windows(patches.float()) - self.mean.float()) @ self.whitening.float()  # also of a half model
-        return triangle(white, self.centres.float()).mean(-2)
+        tokens = patches.flatten(0, 1).float()
+        if torch.compiler.is_exporting():  # a graph takes any number of rows, so it cannot loop over them
+            found = self._activations(tokens)
+        else:
+            found = torch.cat([self._activations(part) for part in tokens.split(max(1, CHUNK // len(self.index)))])
+        return found.reshape(*patches.shape[:2], -1)
+
+    def _activations(self, tokens: Tensor) -> Tensor:
+        """(R, F) -> (R, K): of windows (R, N, S), also of a model in half precision."""
+        white = (tokens[:, self.index] - self.mean.float()) @ self.whitening.float()
+        return triangle(white, self.centres.float()).mean(1)
 
     def forward(self, patches: Tensor) -> Tensor:
         """(B, T, F) -> (B, T, K)."""

@@ -23,6 +23,7 @@ from bridle.train.draws import Draws
 from bridle.train.engine import Phase, StepResult, move
 from bridle.train.phases import (
     explain_encoder,
+    fit_embedding,
     make_phase,
     predict_codes,
     redraw_unused,
@@ -30,7 +31,6 @@ from bridle.train.phases import (
     targets,
     teach,
     teacher_means,
-    fit_embedding,
 )
 from bridle.train.run import Run
 
