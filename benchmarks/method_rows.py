@@ -4,7 +4,8 @@
     python benchmarks/method_rows.py RECIPE [key=value …] --set NAME --baselines --rows FILE
 
 Features are collected once: the mean and the deviation of each block's tokens, over all tokens and per place of
-probe.axis; block 0 is the embedding, "stack" is all blocks side by side. Then a ridge classifier (strength by
+probe.axis; block 0 is the embedding, "stack" is the stem, if
+there is one, and all blocks side by side. Then a ridge classifier (strength by
 leave-one-out on training items), the same with 1, 5 and 10 labels a class (five draws), and 10 nearest neighbours by
 cosine read them. Features are standardised by the unlabelled training items. probe.on=validation scores no test item.
 CPU-minutes are those of training, with decoding.
@@ -38,7 +39,7 @@ from bridle.evaluate.scorers.fewshot import class_orders
 from bridle.export.trained import read_trained
 from bridle.machine import cpu_seconds
 from bridle.models.build import build_encoder
-from bridle.models.encoder import Encoder
+from bridle.models.encoder import STEM, Encoder
 from bridle.nn.pooling import axis_pool, deviation_pool
 from bridle.runs.results_file import ResultsFile
 from bridle.seeding import generator
@@ -104,7 +105,7 @@ def read_encoder(
     evaluator: Evaluator, encoder: Encoder, blocks: list[int], wanted: Collection[str] = ()
 ) -> dict[str, dict[str, float]]:
     """Scores by reading: block, pooling; all readings, or those `wanted`."""
-    grid, axis, D = encoder.geometry.grid, evaluator.config.probe.axis, encoder.width
+    grid, axis = encoder.geometry.grid, evaluator.config.probe.axis
     readings: dict[str, slice] = {}
     encoder.eval()
 
@@ -114,9 +115,10 @@ def read_encoder(
             for name, kept in (("all", None), ("axis", axis)):
                 begin = sum(part.shape[1] for part in parts)
                 parts += [axis_pool(encoded.z, grid, kept, valid), deviation_pool(encoded.z, grid, kept, valid).float()]
-                readings[f"block{n}-{name}"] = slice(begin, sum(part.shape[1] for part in parts))
+                block = "stem" if n == STEM else f"block{n}"
+                readings[f"{block}-{name}"] = slice(begin, sum(part.shape[1] for part in parts))
                 if kept is None:
-                    readings[f"block{n}-mean"] = slice(begin, begin + D)
+                    readings[f"{block}-mean"] = slice(begin, begin + encoder.layer_width(n))
         return torch.cat(parts, dim=1)
 
     found = collected(evaluator, features)
@@ -179,12 +181,15 @@ def main() -> None:
             started = api.pretrain(config, out=folder)
             line["cpu_minutes"] = round((cpu_seconds() - began) / 60, 2)
             own = read_config(started.folder / "config.yaml")
-            evaluator, depth = evaluator_of(own, Path(place)), own.encoder.depth
-            blocks = [int(n) for n in args.blocks.split(",")] if args.blocks else list(range(depth + 1))
+            evaluator = evaluator_of(own, Path(place))
+            given = [int(n) for n in args.blocks.split(",")] if args.blocks else None
             for n in range(1, own.schedule.iterations + 1) if own.schedule.tokenizer == "renew" else [None]:
                 encoder = read_trained(started.folder, iteration=n).encoder
                 line.setdefault("scores", {})[f"iter{n or own.schedule.iterations}"] = read_encoder(
-                    evaluator, encoder, blocks, args.readings.split(",") if args.readings else ()
+                    evaluator,
+                    encoder,
+                    given or encoder.blocks("all"),
+                    args.readings.split(",") if args.readings else (),
                 )
     with args.rows.open("a") as file:
         file.write(json.dumps({**line, "command": command}) + "\n")
