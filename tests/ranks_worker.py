@@ -21,7 +21,7 @@ SMALL = [
     *("estimator.width=32", "estimator.heads=2", "quantizer.codes=16", "quantizer.width=16", "data.workers=0"),
     *("encoder_phase.batch=16", "tokenizer_phase.batch=16", "encoder_phase.micro_batch=4", "quantizer.reset_every=5"),
     *("runtime.log_every=1", "runtime.compare_every=5", "probe.items=200", "max_steps=20"),
-    *("encoder.whiten=0.1", "tokenizer.whiten=0.5"),
+    *("encoder.whiten=0.1", "encoder.stem=12", "tokenizer.whiten=0.5"),
 ]
 SHORT = [*SMALL, "probe.enabled=false", "schedule.iterations=1", "max_steps=6"]
 JOINT = [*SHORT, "schedule.mode=joint", "schedule.joint_every=3", "decoder.kind=cross", "mask.predict=0.5"]

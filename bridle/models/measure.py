@@ -46,7 +46,7 @@ def fit_stem(stem: Stem, patches: Tensor, random: torch.Generator) -> None:
     places = torch.randint(len(patches) * len(stem.index), (POINTS,), generator=random)
     rows, window = (part.to(patches.device) for part in (places // len(stem.index), places % len(stem.index)))
     points = patches[rows[:, None], stem.index[window]]  # (POINTS, S)
-    mean, whitening, centres = fit_centres(points, len(stem.centres), ridge=RIDGE, random=random)
+    mean, whitening, centres = fit_centres(points, len(stem.centres), ridge=RIDGE, random=random, name="stem")
     for own, value in ((stem.mean, mean), (stem.whitening, whitening), (stem.centres, centres)):
         own.copy_(distributed.from_first_rank(value))
     found = stem.activations(patches[None])[0]  # (P, K)
@@ -56,14 +56,17 @@ def fit_stem(stem: Stem, patches: Tensor, random: torch.Generator) -> None:
 
 
 def fit_centres(
-    points: Tensor, centres: int, *, ridge: float, random: torch.Generator
+    points: Tensor, centres: int, *, ridge: float, random: torch.Generator, name: str = "k-means"
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean (S,) and whitening (S, S) of points (P, S), and k-means centres (K, S) of the whitened ones."""
+    """Mean (S,) and whitening (S, S) of points (P, S), and k-means centres (K, S) of the whitened ones.
+
+    `name` says in a warning what has too few points.
+    """
     moments = PatchMoments(points.shape[1], points.device)
     moments.add(points[None], None)
     spectrum = moments.spectrum()
     mean, whitening = spectrum.mean.float(), spectrum.whitening(ridge).float()
-    found = kmeans((points - mean) @ whitening, centres, iterations=ITERATIONS, generator=random)
+    found = kmeans((points - mean) @ whitening, centres, iterations=ITERATIONS, generator=random, name=name)
     return mean, whitening, found.centres
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -211,7 +212,18 @@ def fit_embedding(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
         return
     run.progress.note(f"{key}: measuring patches")
     seen = ((batch.x, batch.valid) for batch in measured_batches(run, key, settings))
-    measure_inputs(embed, seen, generator(run.config.seed, key, "stem"))
+    with noting_warnings(run, key):
+        measure_inputs(embed, seen, generator(run.config.seed, key, "stem"))
+
+
+@contextmanager
+def noting_warnings(run: Run[Nets], key: str) -> Iterator[None]:
+    """Warnings of k-means become lines of the log."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", CodebookWarning)
+        yield
+    for warning in caught:
+        run.progress.note(f"{key}: {warning.message}")
     if run.nets.own_tokenizer is not None:
         run.nets.own_tokenizer.take_from(run.nets.encoder)
 
@@ -244,11 +256,8 @@ def start_codebooks(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
             failpoints.hit("kmeans.iteration")
             run.leave(NOTHING_YET)
 
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", CodebookWarning)
+        with noting_warnings(run, key):
             quantizer.start_codebooks(flat, generator=random, valid=counted, poll=poll)
-    for warning in caught:
-        run.progress.note(f"{key}: {warning.message}")
     run.nets.norms_start = [code.norm(dim=-1).tolist() for code in quantizer.code_vectors()]
 
 
