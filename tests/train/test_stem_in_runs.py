@@ -16,7 +16,7 @@ from bridle.errors import ConfigError, UsageError
 from bridle.evaluate.finetune import finetune_run
 from bridle.evaluate.verdict import judge_results
 from bridle.models.build import build_encoder
-from bridle.models.vit_import import load_vit
+from bridle.models.vit_weights import load_vit
 from bridle.runs.checkpoint import load as load_checkpoint
 from bridle.runs.results import read_results
 from bridle.seeding import generator
