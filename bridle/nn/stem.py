@@ -60,7 +60,7 @@ class Stem(nn.Module):
             found = self._activations(tokens)
         else:
             found = torch.cat([self._activations(part) for part in tokens.split(max(1, CHUNK // len(self.index)))])
-        return found.reshape(*patches.shape[:2], -1)
+        return found.reshape(*patches.shape[:2], len(self.centres))
 
     def _activations(self, tokens: Tensor) -> Tensor:
         """(R, F) -> (R, K): of windows (R, N, S), also of a model in half precision."""
