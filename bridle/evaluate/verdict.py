@@ -130,10 +130,11 @@ def advice(config: Config, last: Evaluation, results: Results) -> Iterator[str]:
         yield "read the features another way: `bridle probe RUN probe.deviation=true`, or probe.pool=axis"
     if probe.layer is None and config.encoder.depth > 2:
         yield "read every block, not the last alone: `bridle probe RUN probe.on=validation probe.layer=all`"
+    if _loses(scores, results, "stem"):
+        yield "read the stem alone, which the blocks do not improve yet: `bridle probe RUN probe.layer=stem`"
     raw, untrained = results.baselines.get("raw"), results.baselines.get("untrained")
     lost = None if raw is None or untrained is None else _main_change(untrained, raw)
-    beside = {} if untrained is None else {"untrained encoder": untrained}
-    worse = any(one.change.is_clear and one.change.change < 0 for one in comparisons(scores, beside))
+    worse = _loses(scores, results, "untrained")
     if worse and config.loss.target == "codes" and config.tokenizer.standardise == "dataset":
         yield (
             "leave out of the codes what all patches of an item share, such as level, voice or lighting: "
@@ -144,3 +145,9 @@ def advice(config: Config, last: Evaluation, results: Results) -> Iterator[str]:
         yield f"use smaller patches or another input size: {tokens} tokens of {list(config.geometry.patch)} lose detail"
     if scores.train_items < FEW_ITEMS and config.encoder.weights is None:
         yield f"start from an existing model (encoder.weights=FILE): {scores.train_items:,} items are few to learn from"
+
+
+def _loses(scores: Scores, results: Results, baseline: str) -> bool:
+    """Is a score clearly below that of a baseline, with all labels or with few?"""
+    beside = {baseline: results.baselines[baseline]} if baseline in results.baselines else {}
+    return any(one.change.is_clear and one.change.change < 0 for one in comparisons(scores, beside))

@@ -114,6 +114,12 @@ def test_a_loss_to_the_untrained_encoder_points_at_what_the_codes_hold(small: Ca
     assert not any("standardise" in text for text in advice(small(), won.evaluations[-1], won))
 
 
+def test_a_loss_to_the_stem_alone_points_at_reading_it(small: Callable[..., Config]) -> None:
+    lost, won = (results(scored(300), stem=scored(n)) for n in (360, 240))
+    assert any("probe.layer=stem" in text for text in advice(small(), lost.evaluations[-1], lost))
+    assert not any("probe.layer=stem" in text for text in advice(small(), won.evaluations[-1], won))
+
+
 def test_advice_is_given_only_where_training_did_not_clearly_help(small: Callable[..., Config]) -> None:
     config = small("encoder_phase.steps=3")
     good, bad = (judge_results(results(scored(n), raw=scored(300)), config) for n in (380, 200))
