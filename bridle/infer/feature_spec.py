@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypedDict
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bridle.config import Config
@@ -33,6 +35,13 @@ class FeatureOptions(PoolOptions, total=False):
     """Arguments that choose features; see `Model.encode`."""
 
     layer: Layer | None
+
+
+class Pooled(NamedTuple):
+    """How a pooled vector of a window is laid out, so that windows can be averaged by their real tokens."""
+
+    axis: int | None  # the grid axis that is kept
+    places: NDArray[np.intp]  # of every number of the vector, its place on that axis; 0 without one
 
 
 class FeatureSpec(NamedTuple):
@@ -61,6 +70,15 @@ class FeatureSpec(NamedTuple):
         places = 1 if self.axis is None else encoder.geometry.grid[self.axis]
         width = sum(encoder.layer_width(number) for number in encoder.blocks(self.layer))
         return width * places * (2 if self.deviation else 1)
+
+    def layout(self, encoder: Encoder) -> Pooled | None:
+        """Where the numbers of a pooled vector come from; None if every token is kept."""
+        if self.pool is None:
+            return None
+        count = 1 if self.axis is None else encoder.geometry.grid[self.axis]
+        widths = [encoder.layer_width(number) for number in encoder.blocks(self.layer)]
+        means = [np.repeat(np.arange(count), width) for width in widths]
+        return Pooled(self.axis, np.concatenate([np.tile(one, 2 if self.deviation else 1) for one in means]))
 
     def pooled(self, blocks: Sequence[Encoded], grid: Sequence[int], valid: Tensor | None) -> Tensor:
         """(B, T, D), or pooled (B, P · D), with deviations (B, 2 · P · D); blocks side by side."""

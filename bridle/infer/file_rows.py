@@ -3,7 +3,7 @@
 A reader cuts a file into windows of the model's input size; windows of one or several files go through the networks
 together; padding is left out of what comes back.
 
-Shapes: T tokens (of a file, real ones only), M codebooks, D width, P grid positions that pooling keeps.
+Shapes: T tokens (of a file, real ones only), M codebooks, D width, W numbers of a pooled vector.
 
     position of a token  =  its grid position; along the first axis the count goes on from window to window
     time of a token      =  the moment its patch begins, position[0] · patch[0] · frame_seconds, or as the file says
@@ -29,11 +29,11 @@ from bridle.data.loading.loader import stack_valid
 from bridle.data.sources import Reader, Sample, Window
 from bridle.errors import DataError, UsageError
 from bridle.geometry import Geometry
-from bridle.infer.feature_spec import FeatureSpec
+from bridle.infer.feature_spec import Pooled
 from bridle.infer.prefetch import Ended, Event, Placed, events_of_items
 
 Array = NDArray[Any]
-Compute = Callable[[Tensor, Tensor | None], Array]  # x (B, C, *input), valid (B, T) -> (B, T, M or D), pooled (B, P, D)
+Compute = Callable[[Tensor, Tensor | None], Array]  # x (B, C, *input), valid (B, T) -> (B, T, M or D), pooled (B, W)
 
 
 class FileCodes(NamedTuple):
@@ -48,7 +48,7 @@ class FileCodes(NamedTuple):
 class FileFeatures(NamedTuple):
     """Features of a file, or of a stretch of it; pooled ones are a single vector without times and positions."""
 
-    z: NDArray[np.float32]  # (T, D); pooled (P · D,), with deviations (2 · P · D,)
+    z: NDArray[np.float32]  # (T, D); pooled (W,)
     times: NDArray[np.float64] | None  # (T,) seconds into the file
     positions: NDArray[np.int32] | None  # (T, rank)
     name: str  # the file
@@ -60,13 +60,13 @@ class WindowValues(NamedTuple):
     item: int  # number of the item it belongs to
     begin: float  # second of the file at which the item begins
     window: Window
-    values: Array  # (T, M or D), pooled (P, D)
+    values: Array  # (T, M or D), pooled (W,)
 
 
 class Rows(NamedTuple):
     """What was computed of some tokens of one item, or of a whole one, pooled."""
 
-    values: Array  # (n, M or D); pooled (P · D,)
+    values: Array  # (n, M or D); pooled (W,)
     times: NDArray[np.float64] | None  # (n,)
     positions: Any  # (n, rank) int32; None when pooled
 
@@ -126,32 +126,31 @@ def token_rows(found: WindowValues, reader: Reader, geometry: Geometry) -> Rows:
 class Collector:
     """The rows of a file: those of all tokens, or the weighted mean over windows of their pooled features."""
 
-    def __init__(self, reader: Reader, geometry: Geometry, spec: FeatureSpec | None = None) -> None:
-        """`spec` names features; None collects codes."""
-        self.reader, self.geometry = reader, geometry
-        self.pooled, self.axis = spec is not None and spec.pool is not None, None if spec is None else spec.axis
+    def __init__(self, reader: Reader, geometry: Geometry, pooled: Pooled | None = None) -> None:
+        """None collects a row of every token."""
+        self.reader, self.geometry, self.pooled = reader, geometry, pooled
         self.pieces: list[Rows] = []
-        self.total: NDArray[np.float64] | None = None  # pooled: (P, D), with deviations (2P, D)
-        self.count: NDArray[np.float64] | None = None  # (P, 1)
+        self.total: NDArray[np.float64] | None = None  # (W,)
+        self.count: NDArray[np.float64] | None = None  # (W,)
 
     def add(self, found: WindowValues) -> None:
         """Take in the values of the next window."""
-        if not self.pooled:
+        if self.pooled is None:
             self.pieces.append(token_rows(found, self.reader, self.geometry))
             return
         grid, valid = self.geometry.grid, found.window.valid
         real = np.ones(math.prod(grid)) if valid is None else valid.numpy().astype(np.float64)
-        others = tuple(axis for axis in range(len(grid)) if axis != self.axis)
+        others = tuple(axis for axis in range(len(grid)) if axis != self.pooled.axis)
         kept = real.reshape(grid).sum(axis=others).reshape(-1)  # (P,) real tokens at each position kept
-        count = np.resize(kept, len(found.values))[:, None]  # deviations follow the means
+        count = kept[self.pooled.places]
         total = count * found.values
         self.total = total if self.total is None else self.total + total
         self.count = count if self.count is None else self.count + count
 
     def rows(self) -> Rows:
-        """All rows; pooled one vector (P · D,), with deviations (2 · P · D,), zeros where no real token is."""
+        """All rows; pooled one vector (W,), zeros where no real token is."""
         if self.total is not None and self.count is not None:
-            mean = (self.total / np.maximum(self.count, 1.0)).astype(np.float32).reshape(-1)
+            mean = (self.total / np.maximum(self.count, 1.0)).astype(np.float32)
             return Rows(mean, None, None)
         times = [piece.times for piece in self.pieces if piece.times is not None]
         return Rows(
@@ -169,7 +168,7 @@ def rows_of_files(
     reader: Reader,
     geometry: Geometry,
     compute: Compute,
-    spec: FeatureSpec | None,
+    pooled: Pooled | None,
     *,
     batch: int,
     workers: int = 0,
@@ -179,7 +178,7 @@ def rows_of_files(
     """Name and rows of each file that can be read; with `stream` in pieces of `batch` windows."""
     for path in paths:
         require_readable(path, reader)
-    collector = partial(Collector, reader, geometry, spec)
+    collector = partial(Collector, reader, geometry, pooled)
     items, collected = Items(map(Item, paths)), collector()
     for event in values_of_items(items, reader=reader, compute=compute, batch=batch, workers=workers):
         name = items[event.item].name
@@ -190,7 +189,7 @@ def rows_of_files(
                 collected = collector()
             continue
         if event.error is None:
-            if collected.pieces or collected.pooled:
+            if collected.pieces or collected.pooled is not None:
                 yield name, collected.rows()
         elif on_error is None:
             raise event.error

@@ -283,14 +283,13 @@ class Model:
         return lambda x, valid: self.tokenize(x, valid=valid, stages=stages).cpu().numpy().astype(dtype)
 
     def features_of(self, spec: FeatureSpec) -> Compute:
-        """x, valid -> features (B, T, D) float32, or pooled (B, P, D), deviations behind the means."""
+        """x, valid -> features (B, T, D) float32, or pooled (B, W)."""
 
         @torch.no_grad()
         def compute(x: Tensor, valid: Tensor | None) -> NDArray[np.float32]:
             ((some, marks),) = self._batches(x, valid, len(x))
             (z,) = self._encoded(some, marks, [spec])
-            shaped = z if spec.pool is None else z.unflatten(1, (-1, self.encoder.width))
-            return cast("NDArray[np.float32]", shaped.cpu().numpy())
+            return cast("NDArray[np.float32]", z.cpu().numpy())
 
         return compute
 
@@ -387,7 +386,8 @@ class Model:
         if isinstance(files, str | Path):
             raise UsageError(f"{quoted(files)} is a single path; give a list of them, or use the call for one file.")
         with arrays.as_paths(files, self.reader) as paths:
-            yield from rows_of_files(paths, self.reader, self.geometry, compute, spec, **options)
+            pooled = None if spec is None else spec.layout(self.encoder)
+            yield from rows_of_files(paths, self.reader, self.geometry, compute, pooled, **options)
 
 
 def load(

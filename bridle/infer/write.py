@@ -27,7 +27,7 @@ from bridle.data.loading.worker_pool import note_unprotected
 from bridle.data.modality import settings_of
 from bridle.errors import DataError, UsageError, quoted
 from bridle.files import locked_folder
-from bridle.infer.feature_spec import FeatureSpec
+from bridle.infer.feature_spec import FeatureSpec, Pooled
 from bridle.infer.file_rows import Collector, Compute, WindowValues, token_rows, values_of_items
 from bridle.infer.formats import writer_of
 from bridle.infer.model import BATCH, Model
@@ -65,6 +65,7 @@ class Task(NamedTuple):
 
     model: Model
     compute: Compute
+    pooled: Pooled | None
     columns: tuple[Column, ...]
     header: Header
 
@@ -84,7 +85,7 @@ def tokenize_inputs(
     dtype = np.min_scalar_type(max(sizes) - 1).str.replace("|", "<")
     columns = (Column("codes", dtype, len(sizes[:stages])), *_position_columns(model))
     header = _header(model, kind="codes", codebook_sizes=sizes[:stages])
-    return _run(Task(model, compute, columns, header), named, out, options, progress or ProgressLine(), stdin)
+    return _run(Task(model, compute, None, columns, header), named, out, options, progress or ProgressLine(), stdin)
 
 
 def embed_inputs(
@@ -105,7 +106,8 @@ def embed_inputs(
     width = spec.width(model.encoder)
     columns = (Column("features", "<f4", width), *(() if spec.pool else _position_columns(model)))
     header = _header(model, kind="features", **spec._asdict())
-    return _run(Task(model, model.features_of(spec), columns, header), named, out, options, progress, stdin)
+    task = Task(model, model.features_of(spec), spec.layout(model.encoder), columns, header)
+    return _run(task, named, out, options, progress, stdin)
 
 
 def _position_columns(model: Model) -> tuple[Column, ...]:
@@ -226,8 +228,7 @@ def compute_items(
         note_unprotected()
     model, name, header = task.model, task.columns[0].name, task.header
     began, done, tokens = time.monotonic(), 0, 0
-    spec = FeatureSpec(pool=header.pool, axis=header.axis)
-    mean = Collector(model.reader, model.geometry, spec)
+    mean = Collector(model.reader, model.geometry, task.pooled)
     items = Chosen(folder.items, np.asarray(left, dtype=np.int64))
     for event in values_of_items(
         items, reader=model.reader, compute=task.compute, batch=options.batch, workers=options.workers
@@ -247,7 +248,7 @@ def compute_items(
             if event.error is None and header.pool is not None:
                 folder.add(number, {name: mean.rows().values[None]})
             folder.finish_item(number, None if event.error is None else str(event.error))
-            mean = Collector(model.reader, model.geometry, spec)
+            mean = Collector(model.reader, model.geometry, task.pooled)
             done += 1
         text = progress_text(done, len(left), tokens, header.tokens_per_second, time.monotonic() - began)
         progress.show(text, text, final=done == len(left))

@@ -214,6 +214,8 @@ def fit_embedding(run: Run[Nets], key: str, settings: PhaseConfig) -> None:
     seen = ((batch.x, batch.valid) for batch in measured_batches(run, key, settings))
     with noting_warnings(run, key):
         measure_inputs(embed, seen, generator(run.config.seed, key, "stem"))
+    if run.nets.own_tokenizer is not None:
+        run.nets.own_tokenizer.take_from(run.nets.encoder)
 
 
 @contextmanager
@@ -224,8 +226,6 @@ def noting_warnings(run: Run[Nets], key: str) -> Iterator[None]:
         yield
     for warning in caught:
         run.progress.note(f"{key}: {warning.message}")
-    if run.nets.own_tokenizer is not None:
-        run.nets.own_tokenizer.take_from(run.nets.encoder)
 
 
 def measured_batches(run: Run[Nets], key: str, settings: PhaseConfig) -> Iterator[Batch]:

@@ -176,7 +176,7 @@ def test_the_commands_of_the_guide_are_understood() -> None:
     page = (Path(__file__).parents[2] / "docs" / "quantizer.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()]
     trained = [line.split() for line in lines if line.startswith("bridle pretrain")]
-    assert len(trained) == 6
+    assert len(trained) == 7
     for _, _, recipe, *changes in trained:
         load_config(recipe, [change for change in changes if "=" in change])
     (table,) = (line.split() for line in lines if line.startswith("bridle ablate"))
