@@ -74,9 +74,7 @@ class EncoderConfig(TrunkConfig):
     drop_path: Share = 0.0
     class_token: bool = False
     whiten: Above0 | None = None  # ridge; None: patches are not whitened
-    stem: Count | None = (
-        None  # k-means centres of windows inside patches, whose activations join the patch; None: no stem
-    )
+    stem: Count | None = None  # k-means centres of windows inside patches (nn/stem.py); None: patches alone
     weights: str | None = None  # a ViT's safetensors file (timm or torch names) to start from
 
 

@@ -175,7 +175,7 @@ class VitTokenizer(Tokenizer):
 
     def take_from(self, encoder: Encoder) -> None:
         """The same whitening of patches."""
-        self.encoder.embed.whiten_as(encoder.embed)
+        self.encoder.embed.take_measured(encoder.embed)
 
     def cast(self, dtype: torch.dtype) -> torch.dtype:
         """Convert encoder and projection; the quantizer stays float32."""

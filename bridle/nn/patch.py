@@ -109,7 +109,7 @@ class PatchEmbed(nn.Module):
         self.whitening.copy_(spectrum.whitening(self.ridge))
 
     @torch.no_grad()
-    def whiten_as(self, other: PatchEmbed) -> None:
+    def take_measured(self, other: PatchEmbed) -> None:
         """Take whitening and stem from another embedding of the same patches; nothing where there are none."""
         if self.ridge is not None:
             self.mean.copy_(other.mean)

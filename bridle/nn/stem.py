@@ -1,6 +1,6 @@
 """A fixed stem: k-means activations of small windows inside each patch, averaged over the patch.
 
-Windows of about half a patch along every axis are cut densely from a patch alone, so a hidden patch shows in no other
+Windows of about half a patch along every axis are cut at a few places of a patch alone, so a hidden patch shows in no other
 token's stem. They are whitened, x = W(p − μ); with distances z_k = ‖x − c_k‖ to K k-means centres the activation of a
 window is max(0, mean(z) − z_k) (Coates and Ng, 2011). A token's vector is the mean over its windows, standardised.
 
@@ -22,7 +22,7 @@ CHUNK = 65_536  # windows at a time, which bounds the memory for their distances
 
 
 class Stem(nn.Module):
-    """Activations (B, T, K) of patches (B, T, F); zeros until `fit_by` and `standardise_by`, and never trained.
+    """Activations (B, T, K) of patches (B, T, F); zeros until `models/measure.py: fit_stem`, and never trained.
 
     Buffers:
         mean (S,), whitening (S, S): of windows.

@@ -250,7 +250,7 @@ def renew(run: Run[Nets], turn: Turn) -> None:
             nets.heads = build_heads(config, iteration=r)
         if fresh:
             before, nets.encoder = nets.encoder, build_encoder(config, iteration=r)
-            nets.encoder.embed.whiten_as(before.embed)
+            nets.encoder.embed.take_measured(before.embed)
             nets.decoder = build_decoder(config, iteration=r)
     anew = r == 1 or fresh
     if config.encoder.weights is not None and turn.name != "tokenizer" and anew:
