@@ -1,8 +1,8 @@
 """A fixed stem: k-means activations of small windows inside each patch, averaged over the patch.
 
 Windows of about half a patch along every axis are cut at a few places of a patch alone, so a hidden patch shows in no
-other token's stem. They are whitened, x = W(p − μ); with distances z_k = ‖x − c_k‖ to K k-means centres the activation of a
-window is max(0, mean(z) − z_k) (Coates and Ng, 2011). A token's vector is the mean over its windows, standardised.
+other token's stem. They are whitened, x = W(p − μ); with distances z_k = ‖x − c_k‖ to K k-means centres the activation
+of a window is max(0, mean(z) − z_k) (Coates and Ng, 2011). A token's vector is the mean over its windows, standardised.
 
 Shapes: patches (B, T, F); N windows of S = C·prod(window) values each; activations (B, T, K).
 """
